@@ -1,0 +1,1 @@
+"""Train LLM agents by multi-turn reinforcement learning, on Gymnasium and RLlib."""

@@ -1,0 +1,25 @@
+"""The exceptions that cross module borders."""
+
+
+class RllmGymError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class WorldError(RllmGymError):
+    """A world failed: its browser died, its server did not answer, its state is lost.
+
+    Worlds raise it from `reset` or `step`. The rollout loop retries the episode on a fresh environment, then drops and
+    counts it; a failed episode is never trained on as a reward of 0.
+    """
+
+
+class ConfigError(RllmGymError, ValueError):
+    """The caller's configuration is wrong. The message is one line: who, the rule, what was got, what to do."""
+
+
+class ChatTemplateError(ConfigError):
+    """A chat template cannot be used for token-level episodes."""
+
+
+class TooManyFailedEpisodesError(RllmGymError):
+    """More than `max_failed_fraction` of a train step's episodes failed; carries the first error's text."""
