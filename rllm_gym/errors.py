@@ -23,3 +23,7 @@ class ChatTemplateError(ConfigError):
 
 class TooManyFailedEpisodesError(RllmGymError):
     """More than `max_failed_fraction` of a train step's episodes failed; carries the first error's text."""
+
+
+class TrajectoryError(RllmGymError, ValueError):
+    """A trajectory file or folder cannot be read or written: damaged, of another schema version, or in use."""

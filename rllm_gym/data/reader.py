@@ -1,0 +1,135 @@
+"""Reads trajectories lazily: a run, a trial, a trajectories folder or one file, torn tails included."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import zstandard
+from pydantic import ValidationError
+
+from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord
+from rllm_gym.errors import TrajectoryError
+
+logger = logging.getLogger(__name__)
+
+PLAIN, SEALED = ".jsonl", ".jsonl.zst"
+
+
+def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
+    """Return a lazy iterator over the records below a path, in the order in which they were written.
+
+    One record is in memory at a time. A last line that is incomplete, because its writer was killed or is still
+    writing it, is reported through `logging.warning` and skipped.
+
+    Args:
+        path: a run (`runs/<experiment>`), a trial folder, a trajectories folder, or one `.jsonl` or `.jsonl.zst` file.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+        TrajectoryError: while iterating: a record is damaged or has an unknown schema version.
+    """
+    return (record for shard in list_shards(path) for record in _read_shard(shard))
+
+
+def list_shards(path: str | Path) -> list[Path]:
+    """Return the trajectory files below a path in reading order, each shard once.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+        TrajectoryError: the path is a file of another kind.
+    """
+    path = Path(path)
+    if path.is_file():
+        if not path.name.endswith((PLAIN, SEALED)):
+            raise TrajectoryError(f"read_episodes: a file must end in {PLAIN} or {SEALED}; got {path}.")
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"read_episodes: path must exist; got {path}. Name a run, a folder in it, or a file.")
+    found = set()
+    for file in path.rglob(f"*{PLAIN}*"):
+        if file.name.endswith((PLAIN, SEALED)):
+            found.add(file)
+        else:
+            logger.warning("read_episodes: %s skipped, since it ends neither in %s nor in %s", file, PLAIN, SEALED)
+    # A kill between the two steps of sealing leaves a shard in both forms.
+    return sorted(file for file in found if file.name.endswith(SEALED) or sealed_name(file) not in found)
+
+
+def sealed_name(shard: Path) -> Path:
+    return shard.with_name(shard.name + ".zst")
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether a line is all there. A last one need not end in a newline: an object cut short is never an object."""
+    if line.endswith(b"\n"):
+        return True
+    try:
+        EpisodeRecord.model_validate_json(line)
+    except ValidationError as e:
+        return e.errors()[0]["type"] != "json_invalid"
+    return True
+
+
+def count_lines(shard: Path) -> int:
+    """Return the number of lines of a plain or sealed shard, reading it in blocks."""
+    with _open_shard(shard) as stream:
+        return sum(block.count(b"\n") for block in iter(lambda: stream.read(2**20), b""))
+
+
+def _read_shard(shard: Path) -> Iterator[EpisodeRecord]:
+    with _open_shard(shard) as stream:
+        for number, line in enumerate(stream, start=1):
+            if not is_whole(line):
+                logger.warning("read_episodes: %s:%d: skipped a torn tail of %d bytes", shard, number, len(line))
+                return
+            yield _parse(line, shard, number)
+
+
+def _parse(line: bytes, shard: Path, number: int) -> EpisodeRecord:
+    try:
+        return EpisodeRecord.model_validate_json(line)
+    except ValidationError as e:
+        errors = e.errors()
+        for error in errors:
+            if error["loc"] == ("schema_version",):
+                raise TrajectoryError(
+                    f"read_episodes: schema_version must be {SCHEMA_VERSION}; got {error['input']!r} in "
+                    f"{shard}:{number}. Read it with the rllm-gym release that wrote it."
+                ) from None
+        where = ".".join(map(str, errors[0]["loc"])) or "record"
+        raise TrajectoryError(
+            f"read_episodes: {shard}:{number} must be a trajectory record; got {where}: {errors[0]['msg']}. "
+            "Repair or remove that line."
+        ) from e
+
+
+@contextmanager
+def _open_shard(shard: Path) -> Iterator[IO[bytes]]:
+    """Open a shard for reading lines, also one that its writer seals between listing and opening."""
+    try:
+        file = shard.open("rb")
+    except FileNotFoundError:
+        shard = sealed_name(shard)
+        file = shard.open("rb")
+    with file:
+        if not shard.name.endswith(SEALED):
+            yield file
+            return
+        try:
+            size = zstandard.frame_content_size(file.read(18))  # a frame's header has at most 18 bytes; -1: not said
+            file.seek(0)
+            with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as decompressed:
+                lines = io.BufferedReader(decompressed)  # type: ignore[arg-type]
+                yield lines
+                # The decompressor takes a file that is cut short for one that ends there.
+                if decompressed.tell() < size:
+                    logger.warning("read_episodes: %s is cut short; its last records are missing", shard)
+        except zstandard.ZstdError as e:
+            raise TrajectoryError(
+                f"read_episodes: {shard} must be an intact Zstandard file; got: {e}. Copy it again or remove it."
+            ) from e

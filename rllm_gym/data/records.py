@@ -1,0 +1,186 @@
+"""The stored form of an episode: one record per agent's token stream, with a versioned schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, model_validator
+from pydantic_core import to_jsonable_python
+
+from rllm_gym.types import AGENT, Episode, Stream, Turn
+
+# Goes up with every change of the fields below. A reader refuses versions that it does not know.
+SCHEMA_VERSION: Final = 1
+
+EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
+
+
+class _Record(BaseModel):
+    # Strict and closed: a misspelt or mistyped field is an error here, not a surprise in somebody's training run.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TurnRecord(_Record):
+    """One completion, and the token ids that the world had added before it.
+
+    Args:
+        action_ids: what the policy sampled, end-of-turn token included. These and no other tokens are trained.
+        logp: log-probability of each id in `action_ids` under the distribution that it was sampled from; 0 where the
+            action was not sampled (an expert's).
+        env_step: environment steps before this action; puts the turns of several agents in order.
+    """
+
+    observation_ids: list[int]
+    action_ids: list[int]
+    logp: list[FiniteFloat]
+    reward: FiniteFloat
+    policy_version: int
+    env_step: int = 0
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(self.logp) != len(self.action_ids):
+            raise ValueError(f"logp must be as long as action_ids ({len(self.action_ids)}); got {len(self.logp)}.")
+        return self
+
+
+class EpisodeRecord(_Record):
+    """One agent's part of one episode, as stored. An episode of several agents has several records.
+
+    Args:
+        env_version: what the world was made of, where the id's `-vN` is not enough (package or data version).
+        messages: the conversation as role and content; the i-th assistant message is the i-th turn's action.
+        group: key of the task group, (run seed, train step, group index); the episodes of one group share it.
+        member: number of this episode in its group.
+        train_step: None outside training.
+        max_episode_steps: horizon in turns; None where there was none.
+        advantage: None where none was computed, or where the group was dropped.
+        timings: seconds.
+        error: why the world failed; set exactly where `end_reason` is `error`. Such an episode is never trained on.
+        info: the last step's info, as far as it is JSON.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    env_id: str
+    env_version: str = ""
+    item_id: str | int | None = None
+    split: str | None = None
+    episode_id: str
+    agent_id: str = AGENT
+    module_id: str = ""
+    group: list[int] = []
+    member: int = 0
+    train_step: int | None = None
+    max_episode_steps: int | None = None
+    messages: list[dict[str, str]]
+    turns: list[TurnRecord]
+    final_observation_ids: list[int]
+    advantage: FiniteFloat | None = None
+    timings: dict[str, FiniteFloat] = {}
+    end_reason: EndReason
+    seed: int
+    error: str | None = None
+    is_success: bool | None = None
+    category: str | None = None
+    info: dict[str, JsonValue] = {}
+
+    @model_validator(mode="after")
+    def _check_error(self) -> Self:
+        if (self.error is None) == (self.end_reason == "error"):
+            raise ValueError(f"error must hold a text exactly where end_reason is 'error'; got {self.error!r}.")
+        return self
+
+    @property
+    def total_reward(self) -> float:
+        return sum(turn.reward for turn in self.turns)
+
+
+def records_of(
+    episode: Episode,
+    *,
+    env_version: str,
+    train_step: int | None,
+    max_episode_steps: int | None,
+    advantages: Mapping[str, float] | None = None,
+) -> list[EpisodeRecord]:
+    """Return one record per agent of an episode, finished or failed.
+
+    An episode that failed before any agent acted gives one record without turns, so that its error is stored too.
+
+    Args:
+        advantages: {agent_id: advantage}; agents that are missing get None.
+
+    Raises:
+        pydantic.ValidationError: a field breaks the schema, such as a log-probability that is not finite.
+    """
+    streams = list(episode.streams.values()) or [Stream(agent_id=AGENT, module_id="")]
+    return [
+        EpisodeRecord(
+            env_id=episode.env_id,
+            env_version=env_version,
+            item_id=episode.item_id,
+            episode_id=episode.episode_id,
+            agent_id=stream.agent_id,
+            module_id=stream.module_id,
+            group=list(episode.group.key),
+            member=episode.member,
+            train_step=train_step,
+            max_episode_steps=max_episode_steps,
+            messages=stream.messages,
+            turns=[_turn_record(turn) for turn in stream.turns],
+            final_observation_ids=stream.final_observation_ids.tolist(),
+            advantage=None if advantages is None else _float_or_none(advantages.get(stream.agent_id)),
+            timings={name: float(seconds) for name, seconds in episode.timings.items()},
+            end_reason=episode.end_reason,  # type: ignore[arg-type]  # checked by the model
+            seed=episode.seed,
+            error=episode.error,
+            **_info_fields(_agent_info(episode, stream.agent_id)),
+        )
+        for stream in streams
+    ]
+
+
+def _turn_record(turn: Turn) -> TurnRecord:
+    return TurnRecord(
+        observation_ids=turn.observation_ids.tolist(),
+        action_ids=turn.action_ids.tolist(),
+        # By way of str: the shortest digits that give the same float32 back, half as long as those of the float64.
+        logp=[float(str(x)) for x in turn.logp],
+        reward=float(turn.reward),
+        policy_version=turn.policy_version,
+        env_step=turn.env_step,
+    )
+
+
+def _agent_info(episode: Episode, agent_id: str) -> dict[str, Any]:
+    if set(episode.streams) <= {AGENT}:
+        return episode.info
+    return episode.info.get(agent_id, {})
+
+
+def _info_fields(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record's fields that come from an environment's info.
+
+    `messages` is left out, being stored already, and so is what JSON cannot hold (arrays, objects).
+    """
+    kinds = {"is_success": bool, "category": str, "split": str}
+    fields = {key: None if info.get(key) is None else kind(info[key]) for key, kind in kinds.items()}
+    rest: dict[str, Any] = {}
+    for key, value in info.items():
+        if key not in kinds and key != "messages":
+            with suppress(TypeError, ValueError):
+                rest[str(key)] = to_jsonable_python(value, fallback=_number)
+    return {**fields, "info": rest}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(type(value))
+
+
+def _float_or_none(value: float | None) -> float | None:
+    return None if value is None else float(value)
