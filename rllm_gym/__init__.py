@@ -1,1 +1,11 @@
-"""Train LLM agents by multi-turn reinforcement learning, on Gymnasium and RLlib."""
+"""Train LLM agents by multi-turn reinforcement learning, on Gymnasium and RLlib.
+
+Importing it registers the environments with Gymnasium and loads no heavy library.
+"""
+
+from rllm_gym.registration import make_env, normalize_env_id, register_text_env
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
+
+register_text_env("rllm_gym/TextCraft-v0", "rllm_gym.envs.textcraft.env:TextCraftEnv")

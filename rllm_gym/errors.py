@@ -1,5 +1,9 @@
 """The exceptions that cross module borders."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class RllmGymError(Exception):
     """Base of every error this package raises on purpose."""
@@ -27,3 +31,10 @@ class TooManyFailedEpisodesError(RllmGymError):
 
 class TrajectoryError(RllmGymError, ValueError):
     """A trajectory file or folder cannot be read or written: damaged, of another schema version, or in use."""
+
+
+def nearest(got: object, known: Iterable[str]) -> str:
+    """Return the known name most like `got`, for messages about unknown ones."""
+    from rapidfuzz import process  # only an error needs it
+
+    return process.extractOne(str(got), sorted(known))[0]

@@ -1,0 +1,124 @@
+"""Registers text worlds with Gymnasium, each as a token-level and as a text environment, and understands their ids."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from rllm_gym.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PACKAGE = "rllm_gym"
+OBS_TYPES = ("token", "text")
+_FACTORY = "rllm_gym.registration:make_env"
+
+World = str | Callable[..., gymnasium.Env[str, str]]
+
+
+def register_text_env(id: str, world: World, *, max_episode_steps: int | None = None, **kwargs: Any) -> None:
+    """Register a world of text under `id`, for `gymnasium.make(id)` and `gymnasium.make(id, obs_type="text")`.
+
+    Args:
+        id: as Gymnasium has it, `[namespace/]Name-vN`. To be found in worker processes too, call this in a module and make
+            the environment as `"module:namespace/Name-vN"`.
+        world: the `gymnasium.Env[str, str]` class, or "module:Class", which is imported only when it is made.
+        max_episode_steps: a default for `gymnasium.make(id, max_episode_steps=...)`.
+        kwargs: defaults of the world's keywords, and of `make_env`'s.
+    """
+    gymnasium.register(
+        id=id, entry_point=_FACTORY, max_episode_steps=max_episode_steps, kwargs={"world": world, **kwargs}
+    )
+
+
+def make_env(
+    world: World,
+    *,
+    obs_type: str = "token",
+    tokenizer: str | PreTrainedTokenizerBase | None = None,
+    chat_template: str | None = None,
+    **kwargs: Any,
+) -> gymnasium.Env[Any, Any]:
+    """Make a world at the token level or the text level; what `gymnasium.make` calls for every registered world.
+
+    Args:
+        world: the `gymnasium.Env[str, str]` class, or "module:Class".
+        obs_type: "token": actions and observations are token ids; "text": they are strings.
+        tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
+        chat_template: replaces the tokenizer's template.
+        kwargs: keywords of the world.
+
+    Raises:
+        ConfigError: an unknown level, a keyword that the world does not take, or a tokenizer for the text level.
+    """
+    if obs_type not in OBS_TYPES:
+        raise ConfigError(f'make_env: obs_type must be "token" or "text"; got {obs_type!r}. Choose one of these.')
+    create = load_env_creator(world) if isinstance(world, str) else world
+    _check_keywords(create, kwargs)
+    if obs_type == "text":
+        for key, value in (("tokenizer", tokenizer), ("chat_template", chat_template)):
+            if value is not None:
+                raise ConfigError(
+                    f"make_env: {key} belongs to the token level; got {value!r} with obs_type='text'. "
+                    f'Leave it out, or use obs_type="token".'
+                )
+        return create(**kwargs)
+    from rllm_gym.envs.wrappers import TokenEnv  # loads transformers, which the text level does without
+
+    return TokenEnv(create(**kwargs), tokenizer=tokenizer, chat_template=chat_template)
+
+
+def normalize_env_id(id: str) -> str:
+    """Return an environment's id in the form that `gymnasium.make` takes in any process.
+
+    `TextCraft-v0`, `rllm_gym/TextCraft-v0`, `rllm_gym:TextCraft-v0` and `rllm_gym:rllm_gym/TextCraft-v0` all become the
+    last one. `other_module:Name-v0` is kept, once importing `other_module` has registered it. Ids that other code has
+    registered in this process are kept.
+
+    Raises:
+        ConfigError: no such environment; the message names the nearest known one.
+    """
+    module, _, name = id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as e:
+            raise ConfigError(
+                f"env: the part before the colon must be a module that registers the environment; got {id!r} ({e}). "
+                "Correct it, or install the module."
+            ) from e
+    spaced = name if "/" in name else f"{PACKAGE}/{name}"
+    if module in ("", PACKAGE) and spaced.startswith(f"{PACKAGE}/") and spaced in gymnasium.registry:
+        if not module and name != spaced and name in gymnasium.registry:
+            raise ConfigError(
+                f"env: an id must mean one environment; got {id!r}, which means {spaced} and {name}. "
+                f"Write {PACKAGE}:{spaced}, or the other one with its module before a colon."
+            )
+        return f"{PACKAGE}:{spaced}"
+    if name in gymnasium.registry:
+        return id
+    if module in ("", PACKAGE):
+        known = [f"{PACKAGE}:{key}" for key in gymnasium.registry if key.startswith(f"{PACKAGE}/")]
+        known += [key for key, spec in gymnasium.registry.items() if spec.entry_point == _FACTORY and not module]
+        known = [key for key in known if not key.startswith(f"{PACKAGE}/")]
+    else:
+        known = [f"{module}:{key}" for key in gymnasium.registry]
+    raise ConfigError(f"env: no environment has this id; got {id!r}. Did you mean {nearest(id, known)!r}?")
+
+
+def _check_keywords(create: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Refuse keywords that a world does not list, unless it takes any."""
+    parameters = inspect.signature(create).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters]
+    for key in kwargs.keys() - set(known):
+        who = getattr(create, "__name__", str(create))
+        hint = f"Did you mean {nearest(key, known)!r}?" if known else "Remove it."
+        raise ConfigError(f"{who}: takes the keywords {', '.join(known) or '(none)'}; got {key!r}. {hint}")

@@ -1,0 +1,91 @@
+"""PassTheWord: a toy world for two agents, by turns or at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rllm_gym.envs.multi_agent import TextMultiAgentEnv
+
+WORDS = ("cat", "dog", "sun", "map", "ink", "fox", "bed", "owl")
+AGENTS = ("alice", "bob")
+
+
+def score(text: str, word: str) -> float:
+    """Return 1 for a text that begins with the word: by position, a share for the letter, half for another letter."""
+    points = [1.0 if a == b else 0.5 if "a" <= a <= "z" else 0.0 for a, b in zip(text, word, strict=False)]
+    return sum(points) / len(word)
+
+
+class PassTheWord(TextMultiAgentEnv):
+    """In each round both agents are told a word of their own and must say it.
+
+    By turns, bob is also told how well alice said hers. Reward: an agent's `score / num_rounds` in the step in which it
+    acts. Terminated after the last round, with a last observation for those who have just acted; `is_success` if the
+    agent was perfect in every round.
+
+    Args:
+        is_simultaneous: both act in every step; else alice, then bob.
+        num_rounds: rounds in an episode.
+        system_prompts: see `TextMultiAgentEnv`.
+
+    Options: {"item_id": i} makes word i alice's first.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_simultaneous: bool = False,
+        num_rounds: int = 1,
+        system_prompts: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(AGENTS, system_prompts=system_prompts)
+        self.is_simultaneous = is_simultaneous
+        self.num_rounds = num_rounds
+        self._words: dict[str, str] = {}
+        self._points: dict[str, float] = {}
+        self._to_act: tuple[str, ...] = ()
+        self._num_done = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(len(WORDS)))
+        item_id = (options or {}).get("item_id")
+        self._points = dict.fromkeys(AGENTS, 0.0)
+        self._num_done = 0
+        self._to_act = AGENTS if self.is_simultaneous else AGENTS[:1]
+        observations = {agent: self._ask(agent) for agent in self._to_act}
+        self._words["alice"] = WORDS[drawn if item_id is None else int(item_id)]
+        observations["alice"] = f"Say: {self._words['alice']}"
+        return observations, {agent: self._info(agent) for agent in observations}
+
+    def step(
+        self, action_dict: dict[str, str]
+    ) -> tuple[dict[str, str], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        if set(action_dict) != set(self._to_act):
+            raise ValueError(f"PassTheWord: it is the turn of {self._to_act}; got {tuple(action_dict)}.")
+        points = {agent: score(text, self._words[agent]) for agent, text in action_dict.items()}
+        for agent, share in points.items():
+            self._points[agent] += share
+        rewards = {agent: share / self.num_rounds for agent, share in points.items()}
+        self._num_done += len(action_dict)
+        is_over = self._num_done == len(AGENTS) * self.num_rounds
+        if is_over:
+            observations = dict.fromkeys(self._to_act, "The end.")
+        elif self.is_simultaneous:
+            observations = {agent: self._ask(agent) for agent in AGENTS}
+        else:
+            (speaker,) = self._to_act
+            (listener,) = self._to_act = tuple(agent for agent in AGENTS if agent != speaker)
+            observations = {listener: f"{speaker} got {points[speaker]:.1f}. {self._ask(listener)}"}
+        flags = {**dict.fromkeys(AGENTS, is_over), "__all__": is_over}
+        no_flags = {**dict.fromkeys(AGENTS, False), "__all__": False}
+        return observations, rewards, flags, no_flags, {agent: self._info(agent) for agent in observations}
+
+    def _ask(self, agent: str) -> str:
+        self._words[agent] = WORDS[int(self.np_random.integers(len(WORDS)))]
+        return f"Say: {self._words[agent]}"
+
+    def _info(self, agent: str) -> dict[str, Any]:
+        return {"is_success": self._points[agent] == self.num_rounds, "category": "pass_the_word"}
