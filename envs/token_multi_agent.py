@@ -1,0 +1,118 @@
+"""`TokenMultiAgentEnv`: a text world of several agents, each with a token stream of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllm_gym.envs.wrappers import check_action, check_length
+from rllm_gym.spaces import TokenSequence
+from rllm_gym.tokens import Conversation, chat_tokenizer
+from rllm_gym.types import TokenIds
+
+
+class TokenMultiAgentEnv:
+    """Give a text world of several agents token ids for actions and observations.
+
+    The world speaks RLlib's `MultiAgentEnv` dictionaries with strings for observations and actions (`TextMultiAgentEnv`
+    does); this one speaks the same dictionaries with ids. It goes by those methods alone and needs no RLlib.
+
+    Each agent has one conversation, with the rules of `TokenEnv`: its observations and actions in a row are what the
+    chat template renders for its `infos[agent]["messages"]`. The conversation opens with the agent's first
+    observation, which for some may come after others have acted.
+
+    Whoever is in the last observations and has not ended there acts next, and nobody else: an agent hears once between
+    two of its actions. A world that has several things to tell an agent joins them into one text.
+
+    Args:
+        env: the world. `env.system_prompts`, if there, maps agents to system prompts.
+        tokenizer: see `ChatTokenizer`; None takes the shipped one.
+        chat_template: see `ChatTokenizer`; None takes the tokenizer's.
+        max_tokens: bound on one action and on one observation. A world that says more raises `WorldError`.
+    """
+
+    def __init__(
+        self, env: Any, *, tokenizer: Any = None, chat_template: str | Path | None = None, max_tokens: int = 32768
+    ):
+        self.env = env
+        self.chat = chat_tokenizer(tokenizer, chat_template)
+        self.max_tokens = max_tokens
+        self.possible_agents: list[str] = list(env.possible_agents)
+        space = TokenSequence(self.chat.vocab_size, max_tokens)
+        self.observation_spaces = dict.fromkeys(self.possible_agents, space)
+        self.action_spaces = {agent: TokenSequence(space.vocab_size, max_tokens) for agent in self.possible_agents}
+        self._conversations: dict[str, Conversation] = {}
+        self._to_act: tuple[str, ...] = ()
+
+    @property
+    def agents(self) -> list[str]:
+        """The agents of the running episode."""
+        return self.env.agents
+
+    @property
+    def unwrapped(self) -> Any:
+        """The text world."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    @property
+    def spec(self) -> Any:
+        return getattr(self.env, "spec", None)
+
+    @property
+    def end_of_turn_id(self) -> int:
+        return self.chat.end_of_turn_id
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self.chat.stop_ids
+
+    def encode_action(self, text: str) -> TokenIds:
+        """Return the action that says `text`: its ids and the end-of-turn token."""
+        return np.asarray(self.chat.encode_action(text), np.int64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, TokenIds], dict[str, Any]]:
+        texts, infos = self.env.reset(seed=seed, options=options)
+        prompts = getattr(self.env, "system_prompts", {})
+        self._conversations = {agent: Conversation(self.chat, prompts.get(agent, "")) for agent in self.possible_agents}
+        self._to_act = tuple(texts)
+        return self._observe(texts, ended=()), self._with_messages(infos, texts)
+
+    def step(
+        self, action_dict: Mapping[str, Sequence[int] | TokenIds]
+    ) -> tuple[dict[str, TokenIds], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Any]]:
+        if set(action_dict) != set(self._to_act):
+            raise ValueError(
+                f"TokenMultiAgentEnv: the agents to act are those of the last observations, {sorted(self._to_act)}; "
+                f"got actions of {sorted(action_dict)}. Give one for each of them."
+            )
+        for agent, action in action_dict.items():  # all of them before any is recorded
+            check_action(action, self.action_spaces[agent], f"TokenMultiAgentEnv, agent {agent!r}")
+        said = {agent: self._conversations[agent].act(action) for agent, action in action_dict.items()}
+        texts, rewards, terminateds, truncateds, infos = self.env.step(said)
+        is_over = terminateds.get("__all__", False)
+        ended = [agent for agent in texts if is_over or terminateds.get(agent)]
+        is_over = is_over or truncateds.get("__all__", False)
+        self._to_act = tuple(a for a in texts if not (is_over or terminateds.get(a) or truncateds.get(a)))
+        return self._observe(texts, ended), rewards, terminateds, truncateds, self._with_messages(infos, texts)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _observe(self, texts: Mapping[str, str], ended: Iterable[str]) -> dict[str, TokenIds]:
+        observations = {}
+        for agent, text in texts.items():
+            conversation = self._conversations[agent]
+            speak = conversation.reply if conversation.messages else conversation.open
+            ids = speak(text, terminated=agent in ended)
+            observations[agent] = check_length(ids, self.max_tokens, f"TokenMultiAgentEnv, agent {agent!r}")
+        return observations
+
+    def _with_messages(self, infos: Mapping[str, Any], texts: Iterable[str]) -> dict[str, Any]:
+        """Add the conversation to the info of everyone who heard something."""
+        messages = {agent: {"messages": list(self._conversations[agent].messages)} for agent in texts}
+        return {**infos, **{agent: {**infos.get(agent, {}), **extra} for agent, extra in messages.items()}}

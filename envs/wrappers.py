@@ -1,0 +1,131 @@
+"""`TokenEnv`: a text world whose actions and observations are token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+
+from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.spaces import TokenSequence
+from rllm_gym.tokens import Conversation, chat_tokenizer
+from rllm_gym.types import TokenIds
+
+
+class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructorArgs):
+    """Give a text world (`gymnasium.Env[str, str]`) token ids for actions and observations.
+
+    Observation: the ids that the world adds to the stream. At reset these are the rendered system prompt
+    (`env.unwrapped.system_prompt`, if there is one), the task and the generation prompt; at a step the rendered reply
+    and the generation prompt. The observation of a step that terminates has no generation prompt; that of one after
+    which a `TimeLimit` outside truncates has it, since nothing in here can know.
+
+    Action: the ids that the policy sampled, end-of-turn token included. If that is missing (the turn was cut by a
+    limit on tokens), it opens the next observation.
+
+    So observation 0, action 0, observation 1, ... in a row are what the chat template renders for `info["messages"]`,
+    and the training sequence. Nothing that was sampled is ever encoded anew. What the world says is plain text:
+    special tokens spelt out in it stay text.
+
+    Info: the world's own, and `messages`: the conversation so far, a new list at every call.
+
+    `env.unwrapped` is the text world.
+
+    Args:
+        env: the text world.
+        tokenizer: see `ChatTokenizer`; None takes the shipped one.
+        chat_template: see `ChatTokenizer`; None takes the tokenizer's.
+        max_tokens: bound on one action and on one observation. A world that says more raises `WorldError`.
+
+    Attributes:
+        chat: the `ChatTokenizer`.
+        end_of_turn_id: the token that ends an action.
+        stop_ids: tokens after which a sampler should stop.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[str, str],
+        *,
+        tokenizer: Any = None,
+        chat_template: str | Path | None = None,
+        max_tokens: int = 32768,
+    ):
+        if not isinstance(env.observation_space, spaces.Text):
+            raise ConfigError(
+                f"TokenEnv: env must be a text environment, with a Text observation space; got {env.observation_space} "
+                f"of {env}. Wrap the world before anything that changes its observations."
+            )
+        chat = chat_tokenizer(tokenizer, chat_template)
+        if tokenizer is not None and not isinstance(tokenizer, str | Path):
+            tokenizer, chat_template = chat, None  # compares and copies by value, unlike a Hugging Face tokenizer
+        RecordConstructorArgs.__init__(self, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
+        gymnasium.Wrapper.__init__(self, env)
+        self.chat = chat
+        self.max_tokens = max_tokens
+        self.observation_space = TokenSequence(chat.vocab_size, max_tokens)
+        self.action_space = self._actions = TokenSequence(chat.vocab_size, max_tokens)
+        self._conversation: Conversation | None = None
+
+    @property
+    def end_of_turn_id(self) -> int:
+        return self.chat.end_of_turn_id
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self.chat.stop_ids
+
+    def encode_action(self, text: str) -> TokenIds:
+        """Return the action that says `text`, as an expert would: its ids and the end-of-turn token."""
+        return np.asarray(self.chat.encode_action(text), np.int64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[TokenIds, dict[str, Any]]:
+        text, info = self.env.reset(seed=seed, options=options)
+        self._conversation = Conversation(self.chat, getattr(self.env.unwrapped, "system_prompt", ""))
+        observation = check_length(self._conversation.open(text), self.max_tokens, self)
+        return observation, {**info, "messages": list(self._conversation.messages)}
+
+    def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
+        if self._conversation is None:
+            raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
+        text = self._conversation.act(check_action(action, self._actions, self))
+        reply, reward, terminated, truncated, info = self.env.step(text)
+        observation = check_length(self._conversation.reply(reply, terminated=terminated), self.max_tokens, self)
+        return observation, reward, terminated, truncated, {**info, "messages": list(self._conversation.messages)}
+
+
+def check_action(action: Any, space: TokenSequence, who: Any) -> Any:
+    """Return `action` if it is in `space`; what else a caller may have sent is named in one line."""
+    if action in space:
+        return action
+    raise ValueError(
+        f"{who}: an action must be at most {space.max_length} token ids in [0, {space.vocab_size}), as a 1-D integer "
+        f"array or a list; got {_outline(action)}. Use the ids that were sampled, or encode_action(text)."
+    )
+
+
+def check_length(observation: TokenIds, max_tokens: int, who: Any) -> TokenIds:
+    """Return `observation` if it fits the space."""
+    if len(observation) <= max_tokens:
+        return observation
+    raise WorldError(
+        f"{who}: an observation must have at most max_tokens={max_tokens} tokens; got {len(observation)}. "
+        "Raise max_tokens, or shorten what the world says."
+    )
+
+
+def _outline(action: Any) -> str:
+    if isinstance(action, np.ndarray) and action.size:
+        extent = f", from {action.min()} to {action.max()}" if np.issubdtype(action.dtype, np.number) else ""
+        return f"an array of shape {action.shape} and dtype {action.dtype}{extent}"
+    if isinstance(action, list | tuple) and len(action) > 8:
+        ids = [i for i in action if isinstance(i, int)]
+        return f"{len(action)} items" + (f", integers from {min(ids)} to {max(ids)}" if ids else "")
+    return repr(action)[:200]
