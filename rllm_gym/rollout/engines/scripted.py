@@ -1,0 +1,88 @@
+"""An engine with prepared replies: it makes the loop's order and timing visible to tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rllm_gym.types import Completion, CompletionRequest
+
+LOGP_STEP = 0.125  # the i-th token of every reply has logp -(i + 1) / 8, exact in float32
+
+
+class ScriptedEngine:
+    """Answers from a function of the prompt, or from a list in the order of submission.
+
+    A reply is cut as an engine's would be: after the first stop id, or at `max_new_tokens`. The i-th token's logp is
+    `-(i + 1) / 8`.
+
+    Args:
+        replies: prompt ids -> reply ids, or the replies one after the other.
+        num_steps: prompt ids -> calls of `step` that the request takes, at least 1; default one per token of the reply.
+        max_context_tokens: tokens a prompt and its reply may hold.
+    """
+
+    def __init__(
+        self,
+        replies: Callable[[list[int]], Sequence[int]] | Iterable[Sequence[int]],
+        *,
+        num_steps: Callable[[list[int]], int] | None = None,
+        max_context_tokens: int = 4096,
+    ):
+        self.policy_version = 0
+        self.max_context_tokens = max_context_tokens
+        self.requests: list[CompletionRequest] = []  # everything that was ever submitted
+        self.aborted: list[str] = []
+        self.weights: dict[str, Any] = {}
+        self.num_cache_resets = 0
+        if callable(replies):
+            self._reply = replies
+        else:
+            remaining = iter(replies)
+            self._reply = lambda prompt_ids: next(remaining)
+        self._num_steps = num_steps
+        self._running: list[_Running] = []
+
+    def submit(self, request: CompletionRequest) -> None:
+        self.requests.append(request)
+        ids = list(self._reply(request.prompt_ids))[: request.params.max_new_tokens]
+        stop = next((i for i, token in enumerate(ids) if token in request.stop_ids), len(ids))
+        ids = ids[: stop + 1]
+        steps = len(ids) if self._num_steps is None else self._num_steps(request.prompt_ids)
+        self._running.append(_Running(request.request_id, ids, max(1, steps)))
+
+    def step(self) -> list[Completion]:
+        for running in self._running:
+            running.steps_left -= 1
+        finished = [running for running in self._running if running.steps_left == 0]
+        self._running = [running for running in self._running if running.steps_left > 0]
+        return [running.completion() for running in finished]
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self._running = [running for running in self._running if running.request_id != request_id]
+
+    def load_weights(self, state: dict[str, Any], policy_version: int) -> None:
+        self.weights = dict(state)
+        self.policy_version = policy_version
+        self.reset_prefix_cache()
+
+    def reset_prefix_cache(self) -> None:
+        self.num_cache_resets += 1
+
+    def close(self) -> None:
+        self._running = []
+
+
+@dataclass
+class _Running:
+    request_id: str
+    token_ids: list[int]
+    steps_left: int
+
+    def completion(self) -> Completion:
+        logp = -LOGP_STEP * np.arange(1, len(self.token_ids) + 1, dtype=np.float32)
+        return Completion(self.request_id, np.asarray(self.token_ids, np.int64), logp)

@@ -1,0 +1,192 @@
+"""The fast engine: vLLM in this process, continuous batching, prefix cache on, weights replaced in place."""
+# ruff: noqa: E402 (the variables must be set before the imports)
+
+from __future__ import annotations
+
+import os
+
+# vLLM reads these while it is imported. In-process, the engine starts in seconds, takes weights without a copy through
+# a pipe, and leaves no orphans behind; this class relies on it, so it is no default but set.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+for _name, _value in {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+import dataclasses
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from vllm import EngineArgs, LLMEngine
+from vllm import SamplingParams as VLLMSamplingParams
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+
+from rllm_gym.errors import ConfigError
+from rllm_gym.rollout.engines import check_weight_names, did_you_mean
+from rllm_gym.types import Completion, CompletionRequest
+
+DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
+FIXED_OPTIONS = {  # what this class relies on, or takes as arguments of its own
+    "model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "skip_tokenizer_init", "logprobs_mode",
+}  # fmt: skip
+
+
+class VLLMEngine:
+    """Samples with vLLM's `LLMEngine`. Several may live in one process, one per policy module.
+
+    Log-probabilities are those of the distribution that was sampled from (after temperature, top-k and top-p).
+
+    Args:
+        model: Hugging Face name or folder.
+        dtype: of weights and activations; "float32" agrees with a float32 trainer to about 1e-5.
+        max_model_len: tokens of a prompt and its completion.
+        max_num_seqs: requests in the running batch; others wait.
+        kv_cache_memory_bytes: for keys and values. Default: 1 GiB on a CPU; on CUDA vLLM's own, see
+            `engine_options={"gpu_memory_utilization": ...}`.
+        engine_options: more of vLLM's `EngineArgs`, by their own names; they win over the defaults made here.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        dtype: str = "float32",
+        max_model_len: int,
+        max_num_seqs: int = 64,
+        kv_cache_memory_bytes: int | None = None,
+        engine_options: dict[str, Any] | None = None,
+    ):
+        options = {**_default_options(max_model_len), **_checked(engine_options or {})}
+        if kv_cache_memory_bytes is None and current_platform.is_cpu():
+            kv_cache_memory_bytes = DEFAULT_KV_CACHE_BYTES
+        self.policy_version = 0
+        self.max_context_tokens = max_model_len
+        self._weight_names = _weight_names(model, options.get("trust_remote_code", False))
+        self._engine: LLMEngine | None = _build(
+            EngineArgs(
+                model=model,
+                dtype=dtype,  # type: ignore[arg-type]
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                skip_tokenizer_init=True,
+                logprobs_mode="processed_logprobs",
+                **options,
+            )
+        )
+        # Called by close(), by the garbage collector or at exit, whichever comes first, and only once.
+        self._shut_down = weakref.finalize(self, _shut_down, self._engine.engine_core.engine_core)  # type: ignore[union-attr]
+
+    def submit(self, request: CompletionRequest) -> None:
+        params = VLLMSamplingParams(
+            temperature=request.params.temperature,
+            top_p=request.params.top_p,
+            top_k=request.params.top_k,
+            max_tokens=request.params.max_new_tokens,
+            seed=request.seed,
+            logprobs=0,  # of the sampled token alone
+            detokenize=False,
+            stop_token_ids=list(request.stop_ids),
+            ignore_eos=True,  # else the end tokens of the model's generation_config.json stop a turn, too
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._live.add_request(request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, params)
+
+    def step(self) -> list[Completion]:
+        return [_completion(output) for output in self._live.step() if output.finished]
+
+    def abort(self, request_id: str) -> None:
+        self._live.abort_request([request_id])
+
+    def load_weights(self, state: dict[str, Any], policy_version: int) -> None:
+        check_weight_names("VLLMEngine", state, self._weight_names)
+        # torch.tensor, not from_numpy: arrays from Ray's object store are read-only. A generator: one copy at a time.
+        weights = ((name, v if isinstance(v, torch.Tensor) else torch.tensor(v)) for name, v in state.items())
+        self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self.policy_version = policy_version
+        self.reset_prefix_cache()
+
+    def reset_prefix_cache(self) -> None:
+        # Running requests too: their keys and values are recomputed, with the weights of now, when they go on.
+        self._live.reset_prefix_cache(reset_running_requests=True)
+
+    def close(self) -> None:
+        self._shut_down()
+        self._engine = None
+        gc.collect()
+
+    @property
+    def _live(self) -> LLMEngine:
+        if self._engine is None:
+            raise RuntimeError("VLLMEngine: cannot be used after close().")
+        return self._engine
+
+
+def _completion(output: Any) -> Completion:
+    sampled = output.outputs[0]
+    logp = [at_position[token].logprob for token, at_position in zip(sampled.token_ids, sampled.logprobs, strict=True)]
+    return Completion(
+        output.request_id,
+        np.asarray(sampled.token_ids, np.int64),
+        np.asarray(logp, np.float32),
+        num_cached_tokens=output.num_cached_tokens or 0,
+    )
+
+
+def _default_options(max_model_len: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"enable_prefix_caching": True, "disable_log_stats": True, "use_tqdm_on_load": False}
+    if current_platform.is_cpu():
+        options |= {
+            "enforce_eager": True,
+            "block_size": 32,
+            # Per-request seeds and chunked prefill together fail: "CPU Generator does not use offset".
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(2048, max_model_len),
+        }
+    return options
+
+
+def _checked(engine_options: dict[str, Any]) -> dict[str, Any]:
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    for name in engine_options:
+        if name in FIXED_OPTIONS:
+            raise ConfigError(f"VLLMEngine: engine_options must leave {name!r} alone, it is set elsewhere. Remove it.")
+        if name not in known:
+            raise ConfigError(
+                f"VLLMEngine: engine_options takes the fields of vLLM's EngineArgs; got {name!r}."
+                f"{did_you_mean(name, known - FIXED_OPTIONS)}"
+            )
+    return engine_options
+
+
+def _weight_names(model: str, trust_remote_code: bool) -> set[str]:
+    """Return the names in the Hugging Face model's state_dict, tied ones too, without allocating its weights."""
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        return set(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).state_dict())
+
+
+def _build(args: EngineArgs) -> LLMEngine:
+    set_num_threads = torch.set_num_threads
+    try:
+        engine = LLMEngine.from_engine_args(args)
+    finally:
+        # vLLM's CPU worker replaces it by a function that does nothing, for everybody in this process.
+        torch.set_num_threads = set_num_threads
+    # vLLM's own finalizer destroys the process's torch.distributed groups, which belong to the other engines and to a
+    # trainer beside it, too. Ours leaves them: they are of size one and cost nothing.
+    engine.engine_core._finalizer.detach()  # type: ignore[attr-defined]
+    return engine
+
+
+def _shut_down(core: Any) -> None:
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()  # vLLM froze what was alive after the start, weights and caches included; else they are never freed

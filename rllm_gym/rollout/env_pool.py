@@ -1,0 +1,207 @@
+"""Environments that are reused by reset, and the threads that step them while an engine decodes."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from rllm_gym.rollout.worlds import World, WorldStep, as_world
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0  # how long the end of a run waits for its worlds; a hung one must not hang the process
+
+
+class _State(Enum):
+    QUEUED = auto()
+    RUNNING = auto()
+    DONE = auto()
+    ABANDONED = auto()
+
+
+@dataclass(eq=False)
+class EnvSlot:
+    """A place for one environment, made by its first job."""
+
+    env_index: int
+    world: World | None = None
+    job: EnvJob | None = None
+
+
+@dataclass(eq=False)
+class EnvJob:
+    """One reset or step of a slot's environment. `error` is the text of what it raised, `seconds` its wall time."""
+
+    slot: EnvSlot
+    owner: Any
+    call: Callable[[World], WorldStep]
+    result: WorldStep | None = None
+    error: str | None = None
+    seconds: float = 0.0
+    state: _State = _State.QUEUED
+
+    def run(self, make_env: Callable[[int], Any]) -> None:
+        start_s = time.perf_counter()
+        try:
+            if self.slot.world is None:
+                self.slot.world = as_world(make_env(self.slot.env_index))
+            self.result = self.call(self.slot.world)
+        except (
+            Exception
+        ) as error:  # An environment is foreign code: whatever it raises fails this episode, not the run.
+            self.error = describe(error)
+        finally:
+            self.seconds = time.perf_counter() - start_s
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's type, message and innermost frame in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno} in {frame.name})"
+
+
+class EnvPool:
+    """At most `num_envs` environments and `num_workers` threads that step them.
+
+    With no workers jobs run inside `poll`, in the order of submission. With workers an environment is stepped by
+    whichever thread is free, so it must not be tied to one.
+
+    Args:
+        make_env: environment index -> token-level environment; called in a worker.
+        num_envs: environments in use or idle at any time; those abandoned in a hung call are not counted.
+        num_workers: threads; 0 runs everything in line.
+    """
+
+    def __init__(self, make_env: Callable[[int], Any], *, num_envs: int, num_workers: int):
+        self._make_env = make_env
+        self._num_envs, self._num_workers = num_envs, num_workers
+        self._in_use: list[EnvSlot] = []
+        self._idle: list[EnvSlot] = []  # most recently used last
+        self._inline: deque[EnvJob] = deque()
+        self._jobs: queue.SimpleQueue[EnvJob | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[EnvJob] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards EnvJob.state
+        self._closing: list[threading.Thread] = []
+        self._is_closed = False
+        for _ in range(num_workers):
+            self._start_worker()
+
+    def acquire(self, env_index: int) -> EnvSlot | None:
+        """Return an idle slot of this index, or an empty one; None while `num_envs` are in use."""
+        if len(self._in_use) >= self._num_envs:
+            return None
+        slot = next((slot for slot in reversed(self._idle) if slot.env_index == env_index), None)
+        if slot is not None:
+            self._idle.remove(slot)
+        else:
+            slot = EnvSlot(env_index)
+            if len(self._in_use) + len(self._idle) >= self._num_envs:
+                self._close_world(self._idle.pop(0).world)  # another index's: make room
+        self._in_use.append(slot)
+        return slot
+
+    def release(self, slot: EnvSlot) -> None:
+        """Give a slot back; its environment will be used again."""
+        self._in_use.remove(slot)
+        self._idle.append(slot)
+
+    def discard(self, slot: EnvSlot) -> None:
+        """Never use this slot's environment again. It is closed now, or when the call that hangs in it returns."""
+        self._in_use.remove(slot)
+        job, slot.job = slot.job, None
+        if job is not None:
+            with self._lock:
+                is_running, job.state = job.state is _State.RUNNING, _State.ABANDONED
+            if is_running:
+                if not self._is_closed:
+                    self._start_worker()  # in the place of the one that hangs, which ends if it ever returns
+                return
+        self._close_world(slot.world)
+
+    def submit(self, slot: EnvSlot, call: Callable[[World], WorldStep], owner: Any) -> None:
+        """Queue a call on the slot's environment."""
+        slot.job = job = EnvJob(slot, owner, call)
+        if self._num_workers:
+            self._jobs.put(job)
+        else:
+            self._inline.append(job)
+
+    def poll(self, timeout_s: float | None) -> list[EnvJob]:
+        """Return the finished jobs; with workers wait up to `timeout_s` (None: for ever) for the first one."""
+        done = []
+        if self._num_workers:
+            try:
+                done.append(self._done.get(timeout=timeout_s))
+                while True:
+                    done.append(self._done.get_nowait())
+            except queue.Empty:
+                pass
+        while self._inline:
+            job = self._inline.popleft()
+            if job.state is not _State.ABANDONED:
+                job.run(self._make_env)
+                done.append(job)
+        done = [job for job in done if job.state is not _State.ABANDONED]
+        for job in done:
+            job.slot.job = None
+        return done
+
+    def close(self) -> None:
+        """Close every environment and end the threads; safe to call twice."""
+        self._is_closed = True
+        for slot in list(self._in_use):
+            self.discard(slot)
+        while self._idle:
+            self._close_world(self._idle.pop(0).world)
+        for _ in range(self._num_workers):
+            self._jobs.put(None)
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        for thread in self._closing:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _start_worker(self) -> None:
+        threading.Thread(target=self._work, name="env-worker", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._lock:
+                if job.state is _State.ABANDONED:
+                    continue
+                job.state = _State.RUNNING
+            try:
+                job.run(self._make_env)
+            except BaseException as error:  # sys.exit() or a panic of native code: the loop must hear of it, too
+                job.error = describe(error)
+            with self._lock:
+                is_abandoned = job.state is _State.ABANDONED
+                if not is_abandoned:
+                    job.state = _State.DONE
+            if is_abandoned:
+                _close_quietly(job.slot.world)
+                return
+            self._done.put(job)
+
+    def _close_world(self, world: World | None) -> None:
+        """Close a world; with workers in a thread of its own, since a broken world may hang in `close`, too."""
+        if not self._num_workers:
+            _close_quietly(world)
+            return
+        thread = threading.Thread(target=_close_quietly, args=(world,), name="env-close", daemon=True)
+        thread.start()
+        self._closing = [t for t in self._closing if t.is_alive()] + [thread]
+
+
+def _close_quietly(world: World | None) -> None:
+    try:
+        if world is not None:
+            world.close()
+    except Exception as error:  # Foreign code; what failed is already being thrown away.
+        logger.warning("closing an environment failed: %s", describe(error))

@@ -1,0 +1,362 @@
+"""The rollout loop: many episodes in flight, each at its own pace, over any environments and any engine.
+
+No episode waits for another: as soon as its completions are there its environment steps, in a worker while the engine
+goes on decoding, and its next request joins the engine's running batch. Nothing here knows Ray, torch or vLLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+
+from rllm_gym.errors import ConfigError
+from rllm_gym.rollout.env_pool import EnvJob, EnvPool
+from rllm_gym.rollout.play import Clock, Play, Progress, Request
+from rllm_gym.rollout.worlds import World, WorldStep
+from rllm_gym.types import (
+    Completion,
+    CompletionRequest,
+    Engine,
+    Episode,
+    EpisodeGroup,
+    SamplingParams,
+    Stream,
+    TaskGroup,
+    Turn,
+)
+
+logger = logging.getLogger(__name__)
+
+ParamsByModule = SamplingParams | Mapping[str, SamplingParams]
+
+
+def seed_of(*key: int) -> int:
+    """Return the 31-bit seed that belongs to a key; Gymnasium, torch and vLLM all take it."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0]) & 0x7FFFFFFF
+
+
+class RolloutLoop:
+    """Plays groups of episodes and hands each group over when its last episode has ended.
+
+    Seeds: the environment's reset seed is `seed_of(*group.key)`, shared by the group; a completion's is
+    `seed_of(*group.key, member, agent index, turn)`. A retried episode uses the same ones.
+
+    Args:
+        make_env: environment index -> token-level environment without a turn limit: a `gymnasium.Env` over token ids
+            with `stop_ids`, or a multi-agent one (see `worlds.py`). With workers it is called in their threads.
+        engines: module id -> engine. They are stepped in this order and stay open when the loop closes.
+        module_of: (agent id, episode) -> module id; asked once, at the agent's first observation.
+        num_envs: most episodes in flight, and most environments; environments are reused by reset.
+        num_env_workers: threads that step environments while the engines decode; 0 steps them in line, in a fixed
+            order.
+        params: how to sample, for all modules or by module id.
+        max_model_len: tokens a context may hold; an episode ends before a turn for which there is no room.
+        episode_timeout_s: seconds an episode may take, not counting pauses between calls; then it counts as failed. In
+            line it is checked between steps only: nothing can interrupt the one thread there is.
+        max_retries: how often a failed episode is played again, each time on a fresh environment.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[int], Any],
+        engines: Mapping[str, Engine],
+        *,
+        module_of: Callable[[str, Episode], str],
+        num_envs: int,
+        params: ParamsByModule,
+        max_model_len: int,
+        num_env_workers: int = 0,
+        episode_timeout_s: float | None = None,
+        max_retries: int = 1,
+    ):
+        for name, value, least in (
+            ("num_envs", num_envs, 1),
+            ("num_env_workers", num_env_workers, 0),
+            ("max_retries", max_retries, 0),
+        ):
+            if value < least:
+                raise ConfigError(
+                    f"RolloutLoop: {name} must be at least {least}; got {value}. Set {name}={least} or more."
+                )
+        for module_id, engine in engines.items():
+            if max_model_len > engine.max_context_tokens:
+                raise ConfigError(
+                    f"RolloutLoop: max_model_len must be at most what the engine of module {module_id!r} holds, "
+                    f"{engine.max_context_tokens}; got {max_model_len}. Lower it or give the engine more."
+                )
+        self._engines = dict(engines)
+        self._module_of = module_of
+        self._max_model_len = max_model_len
+        self._params = self._params_by_module(params)
+        self._horizon: int | None = None
+        self._timeout_s = episode_timeout_s
+        self._max_retries = max_retries
+        self._pool = EnvPool(make_env, num_envs=num_envs, num_workers=num_env_workers)
+        self._clock = Clock()
+        self._pending: deque[tuple[Progress, Episode]] = deque()
+        self._plays: list[Play] = []
+        self._requests: dict[str, Request] = {}
+        self._request_ids = map(str, itertools.count())
+        self._finished: deque[EpisodeGroup] = deque()
+
+    @property
+    def num_unfinished_episodes(self) -> int:
+        """Episodes submitted and not ended yet, begun or not."""
+        return len(self._pending) + len(self._plays)
+
+    def submit(
+        self, groups: Iterable[TaskGroup], *, max_episode_steps: int | None, params: ParamsByModule | None = None
+    ) -> None:
+        """Queue groups, and set the horizon and the sampling of every episode that begins from here on.
+
+        Args:
+            max_episode_steps: the horizon in environment steps; None for no limit. Episodes that were submitted before
+                and have not begun get the new one, those in flight keep theirs.
+            params: new sampling parameters; None keeps the ones in use.
+        """
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise ConfigError(
+                f"RolloutLoop: max_episode_steps must be at least 1; got {max_episode_steps}. Use None for no limit."
+            )
+        if params is not None:
+            self._params = self._params_by_module(params)
+        self._horizon = max_episode_steps
+        for group in groups:
+            if group.size < 1:
+                raise ConfigError(
+                    f"RolloutLoop: a group needs at least 1 episode; got size {group.size} for {group.key}."
+                )
+            progress = Progress(group)
+            for member in range(group.size):
+                episode_id = "-".join(map(str, (*group.key, member)))
+                episode = Episode(episode_id, group, member, seed_of(*group.key), item_id=group.item_id)
+                self._pending.append((progress, episode))
+
+    def finished_groups(self) -> Iterator[EpisodeGroup]:
+        """Play until nothing is in flight, yielding each group as its last episode ends, episodes in member order.
+
+        Stop iterating early, and the unfinished episodes stay in flight for the next call.
+        """
+        self._clock.start()
+        try:
+            while self._finished or self.num_unfinished_episodes:
+                if self._finished:
+                    self._clock.stop()
+                    yield self._finished.popleft()
+                    self._clock.start()
+                else:
+                    self._advance()
+        finally:
+            self._clock.stop()
+
+    def close(self) -> None:
+        """Drop what is in flight and close the environments; safe to call twice."""
+        for request_id, request in self._requests.items():
+            self._engines[request.stream.module_id].abort(request_id)
+        self._requests.clear()
+        self._pending.clear()
+        self._plays.clear()
+        self._pool.close()
+
+    def _params_by_module(self, params: ParamsByModule) -> dict[str, SamplingParams]:
+        if isinstance(params, SamplingParams):
+            params = dict.fromkeys(self._engines, params)
+        if missing := self._engines.keys() - params.keys():
+            raise ConfigError(
+                f"RolloutLoop: every module needs sampling params; got none for {sorted(missing)}. Add them."
+            )
+        by_module = {module_id: params[module_id] for module_id in self._engines}
+        for p in by_module.values():
+            if not 1 <= p.max_new_tokens < self._max_model_len:
+                raise ConfigError(
+                    f"RolloutLoop: max_new_tokens must be between 1 and max_model_len - 1 = {self._max_model_len - 1}; "
+                    f"got {p.max_new_tokens}. Lower it or raise max_model_len."
+                )
+        return by_module
+
+    def _advance(self) -> None:
+        """Begin what can begin, take what the environments have answered, and let each busy engine take one step."""
+        self._begin_episodes()
+        # Without a request in any engine there is nothing to do until an environment answers: sleep on its queue.
+        for job in self._pool.poll(0.0 if self._requests else self._seconds_to_timeout()):
+            self._take_answer(job)
+        self._fail_overdue()
+        for module_id, engine in self._engines.items():
+            if any(request.stream.module_id == module_id for request in self._requests.values()):
+                for completion in engine.step():
+                    self._take_completion(completion)
+
+    def _begin_episodes(self) -> None:
+        while self._pending and (slot := self._pool.acquire(self._pending[0][1].group.env_index)):
+            progress, episode = self._pending.popleft()
+            play = Play(progress, episode, slot, self._horizon, self._params, self._clock.now())
+            self._plays.append(play)
+            self._pool.submit(slot, methodcaller("reset", episode.seed, episode.group.item_id), play)
+
+    def _take_answer(self, job: EnvJob) -> None:
+        """Record what an environment answered, then end the episode or ask for its next actions."""
+        play: Play = job.owner
+        play.add_time("env_s", job.seconds)
+        if job.error is not None:
+            self._fail(play, job.error)
+            return
+        assert job.result is not None and job.slot.world is not None
+        self._record(play, job.slot.world, job.result)
+        end_reason = job.result.end_reason
+        if not end_reason and play.horizon is not None and play.episode.num_env_steps >= play.horizon:
+            end_reason = "horizon"
+        if end_reason:
+            self._finish(play, end_reason)
+        else:
+            self._ask(play, job.slot.world, job.result.to_act)
+
+    def _record(self, play: Play, world: World, step: WorldStep) -> None:
+        episode, streams = play.episode, play.episode.streams
+        episode.env_id = world.env_id
+        episode.num_env_steps += 1 if play.actions else 0  # a reset has none
+        play.actions.clear()
+        for agent_id, ids in step.observations.items():
+            if agent_id not in streams:
+                module_id = self._module_of(agent_id, episode)
+                if module_id not in self._engines:
+                    raise ConfigError(
+                        f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
+                        f"got {module_id!r} for agent {agent_id!r}."
+                    )
+                streams[agent_id] = Stream(agent_id, module_id)
+            play.observations[agent_id] = ids
+        for agent_id, reward in step.rewards.items():
+            play.add_reward(agent_id, reward)
+        for agent_id, info in step.infos.items():
+            if agent_id in streams and "messages" in info:
+                streams[agent_id].messages = info["messages"]
+            episode.item_id = info.get("item_id", episode.item_id)
+            # Without the messages: copies of the whole conversation in every record would grow quadratically.
+            slim = {key: value for key, value in info.items() if key != "messages"}
+            if world.is_multi_agent:
+                episode.info[agent_id] = slim
+            else:
+                episode.info = slim
+
+    def _ask(self, play: Play, world: World, to_act: tuple[str, ...]) -> None:
+        """Submit one request per agent that has to act, unless one of them has no room for a whole turn."""
+        streams = play.episode.streams
+        for agent_id in to_act:
+            num_tokens = len(play.contexts.get(agent_id, ())) + len(play.observations[agent_id])
+            max_new_tokens = play.params[streams[agent_id].module_id].max_new_tokens
+            if num_tokens + max_new_tokens > self._max_model_len:
+                if streams[agent_id].turns:
+                    self._finish(play, "context_limit")
+                else:  # Playing it again would give the same prompt.
+                    self._fail(
+                        play,
+                        f"RolloutLoop: a first prompt and one turn must fit in max_model_len = {self._max_model_len}; "
+                        f"got {num_tokens} + {max_new_tokens} tokens. Raise max_model_len or lower max_new_tokens.",
+                        may_retry=False,
+                    )
+                return
+        play.asked_s = self._clock.now()
+        play.to_act = to_act
+        for agent_id in to_act:
+            stream = streams[agent_id]
+            context = play.contexts.setdefault(agent_id, [])
+            context.extend(play.observations[agent_id].tolist())
+            engine = self._engines[stream.module_id]
+            agent_index = world.agents.index(agent_id)
+            request = CompletionRequest(
+                request_id=next(self._request_ids),
+                prompt_ids=list(context),
+                stop_ids=world.stop_ids(agent_id),
+                params=play.params[stream.module_id],
+                seed=seed_of(*play.episode.group.key, play.episode.member, agent_index, len(stream.turns)),
+            )
+            self._requests[request.request_id] = Request(play, stream, engine.policy_version)
+            engine.submit(request)
+
+    def _take_completion(self, completion: Completion) -> None:
+        """Record a turn; step the environment when it was the last one that this step needs."""
+        request = self._requests.pop(completion.request_id)
+        play, stream = request.play, request.stream
+        agent_id = stream.agent_id
+        stream.turns.append(
+            Turn(
+                observation_ids=play.observations.pop(agent_id),
+                action_ids=completion.token_ids,
+                logp=completion.logp,
+                policy_version=request.policy_version,
+                env_step=play.episode.num_env_steps,
+                reward=play.early_rewards.pop(agent_id, 0.0),
+                num_cached_tokens=completion.num_cached_tokens,
+            )
+        )
+        play.contexts[agent_id].extend(completion.token_ids.tolist())
+        play.actions[agent_id] = completion.token_ids
+        if len(play.actions) == len(play.to_act):
+            play.add_time("engine_s", self._clock.now() - play.asked_s)
+            actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
+            self._pool.submit(play.slot, methodcaller("step", actions), play)
+
+    def _finish(self, play: Play, end_reason: str) -> None:
+        episode = play.episode
+        for agent_id, ids in play.observations.items():
+            episode.streams[agent_id].final_observation_ids = ids
+        self._pool.release(play.slot)
+        self._end(play, end_reason)
+        play.progress.episodes.append(episode)
+        self._hand_over(play.progress)
+
+    def _fail(self, play: Play, error: str, *, may_retry: bool = True) -> None:
+        """Throw the environment away, then play the episode again or give it up."""
+        episode = play.episode
+        for request_id in [i for i, request in self._requests.items() if request.play is play]:
+            self._engines[self._requests.pop(request_id).stream.module_id].abort(request_id)
+        self._pool.discard(play.slot)
+        self._end(play, "error")
+        if may_retry and episode.num_retries < self._max_retries:
+            logger.warning("episode %s failed and is played again: %s", episode.episode_id, error)
+            again = Episode(
+                episode.episode_id, episode.group, episode.member, episode.seed, item_id=episode.group.item_id,
+                timings=episode.timings, num_retries=episode.num_retries + 1,
+            )  # fmt: skip
+            self._pending.appendleft((play.progress, again))
+        else:
+            logger.warning("episode %s failed and is dropped: %s", episode.episode_id, error)
+            play.progress.failed.append(replace(episode, error=error))
+            self._hand_over(play.progress)
+
+    def _end(self, play: Play, end_reason: str) -> None:
+        self._plays.remove(play)
+        play.episode.end_reason = end_reason
+        play.add_time("total_s", self._clock.now() - play.begun_s)
+
+    def _hand_over(self, progress: Progress) -> None:
+        if len(progress.episodes) + len(progress.failed) == progress.group.size:
+            episodes, failed = (
+                sorted(part, key=lambda episode: episode.member) for part in (progress.episodes, progress.failed)
+            )
+            self._finished.append(EpisodeGroup(progress.group, episodes, failed))
+
+    def _seconds_to_timeout(self) -> float | None:
+        if self._timeout_s is None:
+            return None
+        oldest_s = min(play.begun_s for play in self._plays)
+        return max(0.0, oldest_s + self._timeout_s - self._clock.now())
+
+    def _fail_overdue(self) -> None:
+        if self._timeout_s is None:
+            return
+        now_s = self._clock.now()
+        for play in [play for play in self._plays if now_s - play.begun_s >= self._timeout_s]:
+            where = "engine" if any(request.play is play for request in self._requests.values()) else "environment"
+            self._fail(
+                play,
+                f"RolloutLoop: an episode must end within episode_timeout_s = {self._timeout_s}; got "
+                f"{now_s - play.begun_s:.1f} s, now waiting for its {where}, after {play.episode.num_env_steps} steps.",
+            )

@@ -1,0 +1,141 @@
+"""An environment as the rollout loop sees it: named agents, and the token ids that each of them has to answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, SupportsFloat
+
+import numpy as np
+
+from rllm_gym.errors import WorldError
+from rllm_gym.types import AGENT, TokenIds
+
+
+@dataclass(frozen=True)
+class WorldStep:
+    """What a world said after a reset or a step.
+
+    Args:
+        observations: new token ids by agent.
+        rewards: finite floats by agent, acting or waiting.
+        to_act: the agents whose actions the next step needs, in the world's order; empty at the end.
+        infos: info dictionaries by agent.
+        end_reason: "" while the episode goes on, else "terminated" or "truncated".
+    """
+
+    observations: dict[str, TokenIds]
+    rewards: dict[str, float]
+    to_act: tuple[str, ...]
+    infos: dict[str, dict[str, Any]]
+    end_reason: str = ""
+
+
+class World(Protocol):
+    """A token-level environment of one or several agents."""
+
+    env_id: str
+    agents: tuple[str, ...]
+    is_multi_agent: bool
+
+    def stop_ids(self, agent_id: str) -> tuple[int, ...]: ...
+
+    def reset(self, seed: int, item_id: str | int | None) -> WorldStep: ...
+
+    def step(self, actions: Mapping[str, TokenIds]) -> WorldStep: ...
+
+    def close(self) -> None: ...
+
+
+def as_world(env: Any) -> World:
+    """Wrap a token-level `gymnasium.Env`, or a multi-agent one (recognised by its `possible_agents`)."""
+    return MultiAgentWorld(env) if hasattr(env, "possible_agents") else SingleAgentWorld(env)
+
+
+class SingleAgentWorld:
+    """A token-level `gymnasium.Env` as a world of the one agent `AGENT`."""
+
+    agents: tuple[str, ...] = (AGENT,)
+    is_multi_agent = False
+
+    def __init__(self, env: Any):
+        self._env = env
+        self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
+        self.env_id = _env_id(env)
+
+    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
+        return self._stop_ids
+
+    def reset(self, seed: int, item_id: str | int | None) -> WorldStep:
+        ids, info = self._env.reset(seed=seed, options=_options(item_id))
+        return WorldStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: info})
+
+    def step(self, actions: Mapping[str, TokenIds]) -> WorldStep:
+        ids, reward, terminated, truncated, info = self._env.step(actions[AGENT])
+        end_reason = "terminated" if terminated else "truncated" if truncated else ""
+        rewards = {AGENT: _finite(reward, self.env_id)}
+        return WorldStep({AGENT: _ids(ids)}, rewards, () if end_reason else (AGENT,), {AGENT: info}, end_reason)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class MultiAgentWorld:
+    """A token-level environment with RLlib `MultiAgentEnv`'s dictionaries; whoever is in the last observations acts."""
+
+    is_multi_agent = True
+
+    def __init__(self, env: Any):
+        self._env = env
+        self.agents = tuple(env.possible_agents)
+        self.env_id = _env_id(env)
+
+    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
+        return tuple(self._env.stop_ids)
+
+    def reset(self, seed: int, item_id: str | int | None) -> WorldStep:
+        observations, infos = self._env.reset(seed=seed, options=_options(item_id))
+        return self._world_step(observations, {}, {}, {}, infos)
+
+    def step(self, actions: Mapping[str, TokenIds]) -> WorldStep:
+        return self._world_step(*self._env.step(dict(actions)))
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _world_step(self, observations, rewards, terminateds, truncateds, infos) -> WorldStep:
+        is_terminated, is_truncated = terminateds.get("__all__", False), truncateds.get("__all__", False)
+        end_reason = "terminated" if is_terminated else "truncated" if is_truncated else ""
+        to_act = tuple(a for a in observations if not (end_reason or terminateds.get(a) or truncateds.get(a)))
+        if not (end_reason or to_act):
+            raise WorldError(
+                f"{self.env_id}: an episode that goes on needs an agent to act; got observations for none."
+            )
+        return WorldStep(
+            {agent: _ids(ids) for agent, ids in observations.items()},
+            {agent: _finite(reward, self.env_id) for agent, reward in rewards.items()},
+            to_act,
+            {agent: infos[agent] for agent in self.agents if agent in infos},
+            end_reason,
+        )
+
+
+def _env_id(env: Any) -> str:
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
+
+
+def _options(item_id: str | int | None) -> dict[str, Any] | None:
+    return None if item_id is None else {"item_id": item_id}
+
+
+def _ids(ids: Any) -> TokenIds:
+    return np.asarray(ids, np.int64)
+
+
+def _finite(reward: SupportsFloat, env_id: str) -> float:
+    value = float(reward)
+    if not math.isfinite(value):
+        raise WorldError(f"{env_id}: a reward must be a finite number; got {value}.")
+    return value

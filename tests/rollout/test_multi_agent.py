@@ -1,0 +1,135 @@
+"""Several agents in one world: one stream each, by turns or at the same time."""
+
+from __future__ import annotations
+
+import pytest
+
+from rllm_gym.rollout.engines.scripted import ScriptedEngine
+from rllm_gym.rollout.loop import seed_of
+from rllm_gym.types import TaskGroup
+
+GROUP = TaskGroup((7, 0), "T", 1)
+
+
+class ScriptedWorld:
+    """Plays a list of RLlib-shaped steps and notes the actions it gets."""
+
+    possible_agents = ("x", "y")
+
+    def __init__(self, talk, first, *steps):
+        self.stop_ids = (talk.END,)
+        self._talk, self._first, self._steps = talk, first, list(steps)
+        self.actions = []
+
+    def reset(self, *, seed, options):
+        return self._encode(self._first), {}
+
+    def step(self, actions):
+        self.actions.append({agent: self._talk.decode(ids) for agent, ids in actions.items()})
+        texts, rewards, *ends = self._steps.pop(0)
+        terminateds, truncateds = ({"__all__": False, **end} for end in (*ends, {}, {})[:2])
+        infos = {
+            agent: {"is_success": True, "messages": [{"role": "user", "content": text}]}
+            for agent, text in texts.items()
+        }
+        return self._encode(texts), rewards, terminateds, truncateds, infos
+
+    def close(self):
+        pass
+
+    def _encode(self, texts):
+        return {agent: self._talk.encode(text) for agent, text in texts.items()}
+
+
+@pytest.fixture
+def play(talk, make_loop):
+    def play(world, engines, module_of=lambda agent_id, episode: "main", **options):
+        loop = make_loop(engines, lambda env_index: world, module_of=module_of, max_retries=0, **options)
+        loop.submit([GROUP], max_episode_steps=None)
+        (group,) = loop.finished_groups()
+        return (group.episodes + group.failed)[0]
+
+    return play
+
+
+def stream_of(episode, agent_id, talk):
+    stream = episode.streams[agent_id]
+    turns = [(talk.decode(t.observation_ids), talk.decode(t.action_ids), t.reward, t.env_step) for t in stream.turns]
+    return turns, talk.decode(stream.final_observation_ids)
+
+
+def test_by_turns_each_agent_has_its_own_stream_and_waiting_agents_get_their_rewards(talk, play):
+    world = ScriptedWorld(
+        talk,
+        {"x": "x0"},
+        ({"y": "y0"}, {"x": 0.5, "y": 4.0}),  # y's reward comes before its first turn
+        ({"x": "x1"}, {"y": 0.25, "x": 1.0}),  # x's comes while it waits
+        ({"x": "x2", "y": "y1"}, {"x": 0.125, "y": -1.0}, {"__all__": True}),
+    )
+    engine = ScriptedEngine([talk.encode("A|"), talk.encode("B|"), talk.encode("C|")])
+    episode = play(world, engine)
+    # x: P a E a F    y: P a F
+    assert stream_of(episode, "x", talk) == ([("x0", "A|", 1.5, 0), ("x1", "C|", 0.125, 2)], "x2")
+    assert stream_of(episode, "y", talk) == ([("y0", "B|", 3.25, 1)], "y1")
+    assert world.actions == [{"x": "A|"}, {"y": "B|"}, {"x": "C|"}]
+    assert [talk.decode(r.prompt_ids) for r in engine.requests] == ["x0", "y0", "x0A|x1"]
+    assert [r.seed for r in engine.requests] == [
+        seed_of(7, 0, 0, *agent_turn) for agent_turn in ((0, 0), (1, 0), (0, 1))
+    ]
+    assert (episode.end_reason, episode.num_env_steps) == ("terminated", 3)
+    assert episode.info == {"x": {"is_success": True}, "y": {"is_success": True}}
+    assert episode.streams["y"].messages == [{"role": "user", "content": "y1"}]
+
+
+def test_at_the_same_time_the_world_steps_once_all_have_acted_in_the_worlds_order(talk, play):
+    world = ScriptedWorld(
+        talk,
+        {"x": "x0", "y": "y0"},
+        ({"x": "x1", "y": "y1"}, {"x": 1.0, "y": 2.0}),
+        ({"x": "x2", "y": "y2"}, {"x": 3.0, "y": 4.0}, {}, {"__all__": True}),
+    )
+    engine = ScriptedEngine(
+        lambda prompt: talk.encode(f"{chr(prompt[0])}|"), num_steps=lambda prompt: 9 if prompt[0] == ord("x") else 1
+    )
+    episode = play(world, engine)
+    assert [list(actions.items()) for actions in world.actions] == [[("x", "x|"), ("y", "y|")]] * 2
+    assert stream_of(episode, "x", talk) == ([("x0", "x|", 1.0, 0), ("x1", "x|", 3.0, 1)], "x2")
+    assert stream_of(episode, "y", talk) == ([("y0", "y|", 2.0, 0), ("y1", "y|", 4.0, 1)], "y2")
+    assert episode.end_reason == "truncated"
+
+
+def test_each_agent_is_served_by_its_modules_engine_and_params(talk, play):
+    world = ScriptedWorld(talk, {"x": "x0", "y": "y0"}, ({}, {"x": 1.0}, {"__all__": True}))
+    engines = {"left": ScriptedEngine([talk.encode("L|")]), "right": ScriptedEngine([talk.encode("R|")])}
+    engines["right"].policy_version = 3
+    episode = play(world, engines, module_of=lambda agent_id, episode: {"x": "left", "y": "right"}[agent_id])
+    assert {a: (s.module_id, s.turns[0].policy_version) for a, s in episode.streams.items()} == {
+        "x": ("left", 0),
+        "y": ("right", 3),
+    }
+    assert world.actions == [{"x": "L|", "y": "R|"}]
+
+
+def test_an_agent_that_has_ended_is_not_asked_again_and_keeps_its_last_observation(talk, play):
+    world = ScriptedWorld(
+        talk,
+        {"x": "x0", "y": "y0"},
+        ({"x": "x1", "y": "bye"}, {}, {"y": True}),
+        ({"x": "x2"}, {}, {"__all__": True}),
+    )
+    episode = play(world, ScriptedEngine(lambda prompt: talk.encode("a|")))
+    assert world.actions == [{"x": "a|", "y": "a|"}, {"x": "a|"}]
+    assert stream_of(episode, "y", talk) == ([("y0", "a|", 0.0, 0)], "bye")
+
+
+def test_no_room_for_one_agent_truncates_the_episode_for_all(talk, play):
+    world = ScriptedWorld(talk, {"x": "x0", "y": "y0"}, ({"x": "x" * 20, "y": "y1"}, {"y": 1.0}))
+    episode = play(world, ScriptedEngine(lambda prompt: talk.encode("a|")), max_model_len=30)
+    assert episode.end_reason == "context_limit"
+    assert stream_of(episode, "x", talk) == ([("x0", "a|", 0.0, 0)], "x" * 20)
+    assert stream_of(episode, "y", talk) == ([("y0", "a|", 1.0, 0)], "y1")
+
+
+def test_an_episode_that_goes_on_with_nobody_to_act_fails(talk, play):
+    episode = play(ScriptedWorld(talk, {"x": "x0"}, ({}, {})), ScriptedEngine(lambda prompt: talk.encode("a|")))
+    assert "an episode that goes on needs an agent to act" in episode.error

@@ -1,0 +1,181 @@
+"""vLLM against transformers, in this process: log-probs, seeds, weights, cache, two engines at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rllm_gym.errors import ConfigError
+from rllm_gym.rollout.engines.vllm import VLLMEngine
+from rllm_gym.types import CompletionRequest, SamplingParams
+
+PROMPT = [(7 * i) % 200 + 20 for i in range(70)]  # two cache blocks of 32 and a bit
+
+
+def request(name, *, prompt=PROMPT, stop_ids=(), seed=0, **params):
+    return CompletionRequest(name, prompt, stop_ids, SamplingParams(**{"max_new_tokens": 8, **params}), seed)
+
+
+def run(engine, *requests):
+    for r in requests:
+        engine.submit(r)
+    done = {}
+    while len(done) < len(requests):
+        done |= {c.request_id: c for c in engine.step()}
+    return [done[r.request_id] for r in requests]
+
+
+def make_engine(folder):
+    return VLLMEngine(str(folder), max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=2**26)
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model, other_model):
+    return [AutoModelForCausalLM.from_pretrained(m, dtype=torch.float32).eval() for m in (tiny_model, other_model)]
+
+
+@pytest.fixture(scope="module")
+def shared_engine(tiny_model):
+    engine = make_engine(tiny_model)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(shared_engine, models):
+    """The engine with model 0's weights and an empty cache, whatever the test before has done."""
+    shared_engine.load_weights(dict(models[0].state_dict()), policy_version=0)
+    return shared_engine
+
+
+def forward_logp(model, prompt, token_ids, temperature=1.0):
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
+    logp = (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+    return logp[torch.arange(len(token_ids)), torch.as_tensor(token_ids)].numpy()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logps_are_those_of_a_plain_forward(engine, models, temperature):
+    requests = [request(f"p{n}-{temperature}", prompt=PROMPT[:n], seed=n, temperature=temperature) for n in (5, 40, 70)]
+    for r, completion in zip(requests, run(engine, *requests), strict=True):
+        expected = forward_logp(models[0], r.prompt_ids, completion.token_ids, temperature)
+        np.testing.assert_allclose(completion.logp, expected, atol=1e-4)
+
+
+def test_logps_are_of_the_distribution_that_top_k_leaves(engine, models):
+    (completion,) = run(engine, request("top", top_k=3, seed=2))
+    with torch.inference_mode():
+        logits = models[0](torch.tensor([[*PROMPT, *completion.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
+    kept = logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf).log_softmax(-1)
+    expected = kept[torch.arange(8), torch.as_tensor(completion.token_ids)].numpy()
+    np.testing.assert_allclose(completion.logp, expected, atol=1e-4)
+
+
+def test_a_seed_repeats_whatever_else_is_running(engine):
+    (alone,) = run(engine, request("alone", seed=3))
+    others = [request(f"other{i}", prompt=PROMPT[: 9 + i], seed=i) for i in range(3)]
+    *_, beside, other_seed = run(engine, *others, request("beside", seed=3), request("seed4", seed=4))
+    assert alone.token_ids.tolist() == beside.token_ids.tolist() != other_seed.token_ids.tolist()
+
+
+def test_the_models_own_end_token_does_not_end_a_turn_unasked(engine, models):
+    end = models[0].generation_config.eos_token_id
+    # Nearly uniform over 259 tokens: 600 draws hold the end token with probability 0.9, and with these seeds they do.
+    requests = [request(f"hot{i}", prompt=PROMPT[:5], seed=i, max_new_tokens=150, temperature=20.0) for i in range(4)]
+    sampled = [completion.token_ids.tolist() for completion in run(engine, *requests)]
+    assert [len(ids) for ids in sampled] == [150] * 4
+    assert any(end in ids[:-1] for ids in sampled)
+
+
+def test_a_turn_ends_with_its_stop_token_included(engine):
+    (free,) = run(engine, request("free", seed=1))
+    stop = int(free.token_ids[3])
+    (stopped,) = run(engine, request("stopped", seed=1, stop_ids=(stop,)))
+    assert stopped.token_ids.tolist() == free.token_ids[: free.token_ids.tolist().index(stop) + 1].tolist()
+    assert len(stopped.logp) == len(stopped.token_ids)
+
+
+def test_new_weights_give_the_new_models_output_and_nothing_cached_of_the_old(engine, models):
+    (before,) = run(engine, request("before", seed=5))
+    (again,) = run(engine, request("again", seed=5))
+    engine.load_weights({n: t.numpy() for n, t in models[1].state_dict().items()}, policy_version=4)
+    (after,) = run(engine, request("after", seed=5))
+    assert [c.num_cached_tokens for c in (before, again, after)] == [0, 64, 0]
+    assert engine.policy_version == 4
+    assert after.token_ids.tolist() != before.token_ids.tolist() == again.token_ids.tolist()
+    np.testing.assert_allclose(after.logp, forward_logp(models[1], PROMPT, after.token_ids), atol=1e-4)
+
+
+def test_a_request_that_is_running_goes_on_with_the_new_weights_alone(engine, models):
+    engine.submit(request("midway", seed=6))
+    engine.step()
+    engine.step()
+    engine.load_weights(dict(models[1].state_dict()), policy_version=1)
+    while not (done := engine.step()):
+        pass
+    token_ids, logp = done[0].token_ids, done[0].logp
+    old, new = (forward_logp(model, PROMPT, token_ids) for model in models)
+    switch = next(i for i in range(8) if abs(logp[i] - old[i]) > 1e-3)
+    assert 1 <= switch <= 2
+    np.testing.assert_allclose(logp[:switch], old[:switch], atol=1e-4)
+    np.testing.assert_allclose(logp[switch:], new[switch:], atol=1e-4)
+
+
+def test_the_prefix_cache_can_be_emptied(engine):
+    run(engine, request("fill"))
+    assert run(engine, request("hit"))[0].num_cached_tokens == 64
+    engine.reset_prefix_cache()
+    assert run(engine, request("miss"))[0].num_cached_tokens == 0
+
+
+def test_weights_without_the_tied_head_are_refused(engine, models):
+    state = dict(models[1].named_parameters())
+    with pytest.raises(ConfigError, match=r"1 missing, first 'lm_head.weight'. Pass the items of state_dict\(\)"):
+        engine.load_weights(state, 1)
+
+
+def test_an_aborted_request_never_finishes(engine):
+    engine.submit(request("dropped"))
+    engine.submit(request("kept"))
+    engine.step()
+    engine.abort("dropped")
+    engine.abort("unknown")
+    while not (done := engine.step()):
+        pass
+    assert [c.request_id for c in done] == ["kept"]
+    assert engine.step() == []
+
+
+def test_two_engines_in_one_process_keep_their_own_weights_also_after_one_is_closed(engine, models, other_model):
+    second = make_engine(other_model)
+    for model, e, name in ((models[0], engine, "first"), (models[1], second, "second")):
+        (completion,) = run(e, request(name))
+        np.testing.assert_allclose(completion.logp, forward_logp(model, PROMPT, completion.token_ids), atol=1e-4)
+    second.close()
+    second.close()
+    with pytest.raises(RuntimeError, match="cannot be used after close"):
+        second.step()
+    (completion,) = run(engine, request("still"))
+    np.testing.assert_allclose(completion.logp, forward_logp(models[0], PROMPT, completion.token_ids), atol=1e-4)
+
+
+def test_an_engine_leaves_the_processs_torch_as_it_was(engine):
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads + 1)
+    assert torch.get_num_threads() == num_threads + 1
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu_memory_utilisation": 0.5}, "got 'gpu_memory_utilisation'. Did you mean 'gpu_memory_utilization'"),
+        ({"logprobs_mode": "raw_logits"}, "must leave 'logprobs_mode' alone"),
+    ],
+)
+def test_unknown_and_reserved_engine_options_are_refused(tiny_model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        VLLMEngine(str(tiny_model), max_model_len=256, engine_options=options)
