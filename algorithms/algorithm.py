@@ -1,0 +1,426 @@
+"""The train step that all methods share: sample groups, judge them, update, sync; and evaluation, records, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
+
+from rllm_gym.algorithms.config import LLMConfig
+from rllm_gym.algorithms.metrics import episode_metrics
+from rllm_gym.algorithms.task_sampler import TaskSampler
+from rllm_gym.data import TrajectoryWriter, records_of
+from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
+from rllm_gym.learner.connectors import ADVANTAGE, EpisodeData, num_tokens, streams, trainable_streams
+from rllm_gym.rollout.env_runner import RLlibEpisode, SampleResult
+from rllm_gym.types import Episode, TaskGroup
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_STEP = 2**31  # stands in a group's key for the train step, so that evaluation draws numbers of its own
+
+
+class LLMAlgorithm(Algorithm):
+    """Base of the methods; a method gives `compute_advantages` and a learner with its loss."""
+
+    config: LLMConfig
+
+    @classmethod
+    def get_default_config(cls) -> LLMConfig:
+        raise NotImplementedError
+
+    def compute_advantages(self, streams: list[SingleAgentEpisode], group: list[int]) -> list[float | None]:
+        """Return one advantage per stream, or None for a stream that must not be trained on.
+
+        Args:
+            streams: one agent's episodes, of all groups of the train step.
+            group: the group index of each.
+        """
+        raise NotImplementedError
+
+    # --- set-up ---
+
+    def setup(self, config: LLMConfig) -> None:
+        self.max_episode_steps: int | None = None  # the ScalingInter callback sets it
+        self.num_empty_steps = 0
+        self.evaluation_on_start: dict[str, Any] | None = None
+        self._writer: TrajectoryWriter | None = None
+        self._item_ids: dict[str | None, list[str] | None] = {}
+        super().setup(config)
+        for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
+            if error is not None:
+                raise RllmGymError(f"an EnvRunner could not be built: {error}")
+
+    @classmethod
+    def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
+        return False  # evaluation runs on the training EnvRunners: a second inference engine would double the memory
+
+    @property
+    def policy_version(self) -> int:
+        """Number of weight syncs to the samplers."""
+        runners = self.env_runner_group.foreach_env_runner("get_state", local_env_runner=False)
+        return max((state["weights_seq_no"] for state in runners), default=0)
+
+    def item_ids(self, split: str | None = None) -> list[str] | None:
+        """Return the environment's task ids, of `split` or of the configured one; None where it numbers none."""
+        if split not in self._item_ids:
+            found = self.env_runner_group.foreach_env_runner(
+                lambda runner: runner.item_ids(split), remote_worker_ids=[self._runner_ids()[0]], local_env_runner=False
+            )
+            if not found:
+                raise RllmGymError(
+                    f"{type(self).__name__}: the environment {self.config.env} could not list its tasks."
+                )
+            self._item_ids[split] = found[0]
+        return self._item_ids[split]
+
+    def _runner_ids(self) -> list[int]:
+        return sorted(self.env_runner_group.healthy_worker_ids())
+
+    # --- one train step ---
+
+    def training_step(self) -> None:
+        config, step = self.config, self.training_iteration
+        if step == 0 and config.evaluation_interval and config.evaluation_on_start and self.evaluation_on_start is None:
+            self.evaluation_on_start = self.evaluate()
+        sampler = TaskSampler(self.item_ids(), seed=config.seed or 0, group_size=config.group_size)
+        start = time.perf_counter()
+        episodes, failed = self.sample(
+            sampler.groups(step, config.groups_per_step), max_episode_steps=self.max_episode_steps
+        )
+        sampled = time.perf_counter()
+        num_groups, num_dropped = self._set_advantages(episodes)
+        played = [episode.custom_data.pop("episode") for episode in episodes]
+        self._store(step, played + failed, episodes)
+
+        is_empty = not any(trainable_streams(episodes))
+        # Without a trainable token the learners change nothing but still report every metric.
+        results = self.learner_group.update(training_data=EpisodeData(episodes=_trainable(episodes)), timesteps={})
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        learned = time.perf_counter()
+        if not is_empty:
+            self.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group, timeout_seconds=None, inference_only=True
+            )
+        self._count_empty_steps(is_empty, step)
+
+        now = time.perf_counter()
+        statistics = episode_metrics(played, failed)
+        trained = sum(num_tokens(stream) for stream in trainable_streams(episodes))
+        self.metrics.log_dict(statistics, key=ENV_RUNNER_RESULTS, window=1)
+        for name in ("num_env_steps_sampled", "num_episodes"):
+            self.metrics.log_value((ENV_RUNNER_RESULTS, f"{name}_lifetime"), statistics[name], reduce="lifetime_sum")
+        self.metrics.log_dict(
+            {
+                "max_episode_steps": self.max_episode_steps or 0,
+                "policy_version": self._policy_version_of(played),
+                "num_groups": num_groups,
+                "num_groups_dropped": num_dropped,
+                "sampling_s": sampled - start,
+                "learning_s": learned - sampled,
+                "sync_s": now - learned,
+                "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / (sampled - start),
+                "num_tokens_trained_per_s": trained / (learned - sampled),
+            },
+            window=1,
+        )
+
+    @staticmethod
+    def _policy_version_of(played: list[Episode]) -> int:
+        versions = [turn.policy_version for e in played for stream in e.streams.values() for turn in stream.turns]
+        return max(versions, default=0)
+
+    def _set_advantages(self, episodes: list[RLlibEpisode]) -> tuple[int, int]:
+        """Write each stream's advantage; returns the numbers of groups and of those that carry no signal."""
+        agents: dict[Any, tuple[list[SingleAgentEpisode], list[int]]] = {}
+        for episode in episodes:
+            for stream in streams(episode):
+                of_agent, group = agents.setdefault(stream.agent_id, ([], []))
+                of_agent.append(stream)
+                group.append(episode.custom_data["group"])
+        num_groups = num_dropped = 0
+        for of_agent, group in agents.values():
+            advantages = self.compute_advantages(of_agent, group)
+            for stream, advantage in zip(of_agent, advantages, strict=True):
+                stream.custom_data[ADVANTAGE] = advantage
+            num_groups += len(set(group))
+            num_dropped += len(set(group)) - len({g for g, a in zip(group, advantages, strict=True) if a is not None})
+        return num_groups, num_dropped
+
+    def _count_empty_steps(self, is_empty: bool, step: int) -> None:
+        self.num_empty_steps = self.num_empty_steps + 1 if is_empty else 0
+        if not is_empty:
+            return
+        logger.warning(
+            "train step %d taught nothing: in every group all returns were equal (%d such steps in a row).",
+            step,
+            self.num_empty_steps,
+        )
+        if self.num_empty_steps >= self.config.max_empty_steps:
+            raise RllmGymError(
+                f"{type(self).__name__}: {self.num_empty_steps} train steps in a row had only groups of equal returns, so "
+                f"nothing could be learnt; max_empty_steps is {self.config.max_empty_steps}. Choose easier or harder tasks, a "
+                "longer horizon or a larger group_size."
+            )
+
+    # --- sampling ---
+
+    def sample(
+        self, groups: Sequence[TaskGroup], *, max_episode_steps: int | None, greedy: bool = False
+    ) -> tuple[list[RLlibEpisode], list[Episode]]:
+        """Play groups on the EnvRunners; returns the episodes in the groups' order, and those that failed.
+
+        A runner that dies is restarted by RLlib, and its share is played again.
+
+        Raises:
+            RllmGymError: a runner failed by an error of its own, or none can be restarted.
+            TooManyFailedEpisodesError: more than `max_failed_fraction` of the episodes failed.
+        """
+        episodes: dict[int, RLlibEpisode] = {}
+        failed: list[Episode] = []
+        left = list(groups)
+        for attempt in range(1 + self.config.num_consecutive_env_runner_failures_tolerance):
+            if attempt:
+                self._await_runner()
+            results = self._sample_once(left, max_episode_steps, greedy)
+            done = set()
+            for result, share in results:
+                if result.error is not None:
+                    raise RllmGymError(f"EnvRunner {result.worker_index} failed: {result.error}")
+                done |= {group.key for group in share}
+                self.metrics.aggregate([result.metrics], key=ENV_RUNNER_RESULTS)
+                failed += result.failed
+                for episode in result.episodes:
+                    episodes[len(episodes)] = episode
+            left = [group for group in left if group.key not in done]
+            if not left:
+                break
+            logger.error("an EnvRunner died; %d of %d groups are played again once it is back.", len(left), len(groups))
+        if left:
+            raise RllmGymError(
+                f"{type(self).__name__}: EnvRunners died in every attempt to sample; their errors are above."
+            )
+        self._check_failures(len(episodes), failed)
+        order = {group.key: k for k, group in enumerate(groups)}
+        in_order = sorted(
+            episodes.values(), key=lambda e: (order[e.custom_data["episode"].group.key], e.custom_data["member"])
+        )
+        return in_order, failed
+
+    def _sample_once(
+        self, groups: list[TaskGroup], max_episode_steps: int | None, greedy: bool
+    ) -> list[tuple[SampleResult, list[TaskGroup]]]:
+        runner_ids = self._runner_ids()
+        shares = {runner_id: groups[k :: len(runner_ids)] for k, runner_id in enumerate(runner_ids)}
+        results = self.env_runner_group.foreach_env_runner(
+            [
+                lambda runner, share=share: runner.sample_groups(
+                    share, max_episode_steps=max_episode_steps, greedy=greedy
+                )
+                for share in shares.values()
+            ],
+            remote_worker_ids=list(shares),
+            local_env_runner=False,
+            timeout_seconds=None,
+        )
+        return [(result, shares[result.worker_index]) for result in results]
+
+    def _await_runner(self) -> None:
+        """Wait until RLlib has brought back at least one dead runner, or one is still alive."""
+        deadline = time.monotonic() + self.config.env_runner_restore_timeout_s
+        while True:
+            restored = self.restore_env_runners(self.env_runner_group)
+            if restored:
+                self._make_on_env_runners_recreated_callbacks(
+                    config=self.config, env_runner_group=self.env_runner_group, restored_env_runner_indices=restored
+                )
+            if self._runner_ids():
+                return
+            if time.monotonic() > deadline:
+                raise RllmGymError(
+                    f"{type(self).__name__}: no EnvRunner came back within {self.config.env_runner_restore_timeout_s} s."
+                )
+            time.sleep(1.0)
+
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """Give restarted runners the present weights; they get the horizon with their next request for episodes."""
+        restored = env_runner_group.probe_unhealthy_env_runners()
+        if restored:
+            logger.warning("EnvRunners %s were restarted.", restored)
+            state = self.learner_group.get_state(
+                components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
+            )[COMPONENT_LEARNER]
+            env_runner_group.foreach_env_runner(
+                lambda runner: (runner.forget_weights(), runner.set_state(state)),
+                remote_worker_ids=restored,
+                local_env_runner=False,
+                timeout_seconds=None,
+            )
+        return restored or []
+
+    def _check_failures(self, num_played: int, failed: list[Episode]) -> None:
+        for episode in failed:
+            logger.warning("dropped an episode of %s: %s", episode.item_id, episode.error)
+        if failed and len(failed) > self.config.max_failed_fraction * (num_played + len(failed)):
+            raise TooManyFailedEpisodesError(
+                f"{type(self).__name__}: {len(failed)} of {num_played + len(failed)} episodes failed, more than "
+                f"max_failed_fraction {self.config.max_failed_fraction}. The first error: {failed[0].error}"
+            )
+
+    # --- evaluation ---
+
+    def step(self) -> dict[str, Any]:
+        result = super().step()
+        if "evaluation" in result and self.evaluation_on_start is not None:
+            result["evaluation_on_start"] = self.evaluation_on_start
+        return result
+
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """Judge the present policy on `evaluation_splits`; returns {split: metrics}, and all together as `env_runners`."""
+        self._make_evaluation_callback("on_evaluate_start")
+        everything: list[Episode] = []
+        results: dict[str, Any] = {}
+        for split in self.config.evaluation_splits:
+            results[split], episodes = self.evaluate_split(
+                split,
+                self.config.evaluation_duration,
+                horizon=self.config.evaluation_horizon,
+                seed=self.config.evaluation_seed,
+            )
+            everything += episodes
+        results[ENV_RUNNER_RESULTS] = episode_metrics(everything, [])
+        self._make_evaluation_callback("on_evaluate_end", evaluation_metrics=results)
+        return results
+
+    def evaluate_split(
+        self, split: str, num_episodes: int, *, horizon: int | None, seed: int, greedy: bool = False
+    ) -> tuple[dict[str, float], list[Episode]]:
+        """Play `num_episodes` episodes over a split's tasks, as evenly as can be, with seeds that depend on `seed` alone.
+
+        Args:
+            horizon: in turns; None is the last stage's horizon.
+
+        Returns:
+            (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
+        """
+        horizon = horizon if horizon is not None else self.config.horizon_schedule.last
+        items = self.item_ids(split)
+        order = np.random.default_rng(seed).permutation(len(items)) if items else None
+        groups = [
+            TaskGroup((seed, EVALUATION_STEP, k), None if order is None else items[order[k % len(order)]], 1)
+            for k in range(num_episodes)
+        ]
+        played, failed = self.sample(groups, max_episode_steps=horizon, greedy=greedy)
+        episodes = [episode.custom_data.pop("episode") for episode in played]
+        return episode_metrics(episodes, failed) | {"horizon": horizon or 0}, episodes
+
+    def _make_evaluation_callback(self, name: str, **kwargs: Any) -> None:
+        make_callback(
+            name,
+            callbacks_objects=self.callbacks,
+            callbacks_functions=getattr(self.config, f"callbacks_{name}"),
+            kwargs=dict(algorithm=self, metrics_logger=self.metrics, **kwargs),
+        )
+
+    # --- records ---
+
+    def _store(self, step: int, episodes: list[Episode], rllib_episodes: list[RLlibEpisode]) -> None:
+        if not self.config.save_trajectories:
+            return
+        if self._writer is None:
+            self._writer = TrajectoryWriter(self.trajectories_path)
+        advantages: dict[str, dict[str, float | None]] = {}
+        for rllib_episode in rllib_episodes:
+            advantages[rllib_episode.id_] = {
+                stream.agent_id or "": stream.custom_data.get(ADVANTAGE) for stream in streams(rllib_episode)
+            }
+        self._writer.append(
+            record
+            for episode in episodes
+            for record in records_of(
+                episode,
+                env_version=self._env_version,
+                train_step=step,
+                max_episode_steps=self.max_episode_steps,
+                advantages=_by_agent(episode, advantages.get(episode.episode_id)),
+            )
+        )
+
+    @property
+    def trajectories_path(self) -> Path:
+        """Where this trial's episodes are appended: beside Tune's own files, else in the algorithm's log folder."""
+        storage = self._storage
+        if storage is not None and storage.storage_filesystem.type_name == "local":
+            return Path(storage.trial_fs_path) / "trajectories"
+        return Path(self.logdir) / "trajectories"
+
+    @property
+    def _env_version(self) -> str:
+        env = self.config.env
+        return env.rsplit("-", 1)[-1] if isinstance(env, str) and "-v" in env else ""
+
+    # --- checkpoints: RLlib's files, and the DeepSpeed engines' beside them, written by all learners together ---
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(*args, **kwargs)
+        state["num_empty_steps"] = self.num_empty_steps
+        state["evaluation_on_start"] = self.evaluation_on_start
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.num_empty_steps = state.get("num_empty_steps", 0)
+        self.evaluation_on_start = state.get("evaluation_on_start")
+
+    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+        path = super().save_to_path(path, **kwargs)
+        self._on_all_learners("save_engines", path)
+        return path
+
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        # A checkpoint of another run may carry the number of the weights that the runners hold.
+        self.env_runner_group.foreach_env_runner("forget_weights", local_env_runner=False)
+        super().restore_from_path(path, *args, **kwargs)
+        self._on_all_learners("load_engines", path)
+        make_callback(
+            "on_checkpoint_loaded",
+            callbacks_objects=self.callbacks,
+            callbacks_functions=self.config.callbacks_on_checkpoint_loaded,
+            kwargs=dict(algorithm=self),
+        )
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        self.restore_from_path(checkpoint_dir)  # fires on_checkpoint_loaded, as from_checkpoint() does
+
+    def _on_all_learners(self, method: str, path: Any) -> None:
+        # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
+        folder = str(Path(path) / "deepspeed")
+        for result in self.learner_group.foreach_learner(lambda learner: getattr(learner, method)(folder)):
+            result.get()  # raises what a learner raised
+
+    def cleanup(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        super().cleanup()
+
+
+def _trainable(episodes: list[RLlibEpisode]) -> list[RLlibEpisode]:
+    return [episode for episode in episodes if any(trainable_streams([episode]))]
+
+
+def _by_agent(episode: Episode, advantages: dict[str, float | None] | None) -> dict[str, float]:
+    """Return {agent id: advantage}; RLlib names no agent in an episode that has only one."""
+    if not advantages:
+        return {}
+    if len(episode.streams) == 1 and "" in advantages:
+        advantages = dict.fromkeys(episode.streams, advantages[""])
+    return {agent_id: advantage for agent_id, advantage in advantages.items() if advantage is not None}

@@ -1,0 +1,68 @@
+"""What a train step or an evaluation reports about its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from rllm_gym.types import Episode, Stream
+
+
+def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str, float]:
+    """Return the numbers under `env_runners/`; every one is finite, also without episodes.
+
+    Returns of several agents are summed within an episode, as RLlib does. The table of names is in `docs/metrics.md`.
+    """
+    streams: list[Stream] = [stream for episode in episodes for stream in episode.streams.values()]
+    turns = [turn for stream in streams for turn in stream.turns]
+    returns = [sum(stream.total_reward for stream in episode.streams.values()) for episode in episodes]
+    num_prompt_tokens = sum(_prompt_tokens(stream) for stream in streams)
+    num_episodes = len(episodes)
+
+    def share(reason: str) -> float:
+        return sum(episode.end_reason == reason for episode in episodes) / max(1, num_episodes)
+
+    return {
+        "episode_return_mean": _mean(returns),
+        "episode_return_min": float(min(returns, default=0.0)),
+        "episode_return_max": float(max(returns, default=0.0)),
+        "episode_len_mean": _mean(episode.num_env_steps for episode in episodes),
+        "success_rate": _mean(is_success(episode) for episode in episodes),
+        "num_turns_mean": _mean(len(stream.turns) for stream in streams),
+        "num_tokens_mean": _mean(stream.num_tokens for stream in streams),
+        "num_sampled_tokens_per_turn_mean": _mean(len(turn.action_ids) for turn in turns),
+        "num_episodes": num_episodes,
+        "num_failed_episodes": len(failed),
+        "num_episode_retries": sum(episode.num_retries for episode in [*episodes, *failed]),
+        "num_env_steps_sampled": sum(episode.num_env_steps for episode in episodes),
+        "num_sampled_tokens": sum(len(turn.action_ids) for turn in turns),
+        "truncated_fraction": sum(episode.is_truncated for episode in episodes) / max(1, num_episodes),
+        "horizon_fraction": share("horizon"),
+        "context_limit_fraction": share("context_limit"),
+        "prefix_cache_hit_fraction": sum(turn.num_cached_tokens for turn in turns) / max(1, num_prompt_tokens),
+        "env_s_mean": _mean(episode.timings.get("env_s", 0.0) for episode in episodes),
+        "engine_s_mean": _mean(episode.timings.get("engine_s", 0.0) for episode in episodes),
+    }
+
+
+def is_success(episode: Episode) -> bool:
+    """Return whether the world said so (`info["is_success"]`), of several agents whether it said so to all."""
+    if "is_success" in episode.info:
+        return bool(episode.info["is_success"])
+    infos = [info for info in episode.info.values() if isinstance(info, dict)]
+    return bool(infos) and all(info.get("is_success", False) for info in infos)
+
+
+def _prompt_tokens(stream: Stream) -> int:
+    context = total = 0
+    for turn in stream.turns:
+        context += len(turn.observation_ids)
+        total += context
+        context += len(turn.action_ids)
+    return total
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return float(np.mean(listed)) if listed else 0.0

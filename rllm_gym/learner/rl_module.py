@@ -1,0 +1,202 @@
+"""The policy: an RLlib RLModule over a Hugging Face causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rllm_gym.errors import ConfigError
+from rllm_gym.learner.logps import sampled_logps
+from rllm_gym.models import resolve_base_model
+
+State = dict[str, Any]
+
+
+def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
+    """Load a causal language model by `base_model` (see `rllm_gym.models.resolve_base_model`), without a generation cache."""
+    lm = AutoModelForCausalLM.from_pretrained(str(resolve_base_model(base_model)), dtype=getattr(torch, dtype))
+    lm.config.use_cache = False
+    return lm
+
+
+class LLMModule(TorchRLModule):
+    """A language model as a policy over token sequences.
+
+    `forward_train` gives the log-probabilities of the sampled tokens; sampling itself is done by an engine in the EnvRunner,
+    which gets its weights from `get_state(inference_only=True)` under their Hugging Face names, LoRA merged.
+
+    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `temperature`.
+    """
+
+    # Set by the learner where DeepSpeed holds the weights in shards (ZeRO-3): a context in which they are whole.
+    gather_parameters: Callable[..., AbstractContextManager] | None = None
+    _gathered: State | None = None
+
+    def setup(self) -> None:
+        settings = self.model_config
+        self.lm = load_language_model(settings["base_model"], settings["dtype"])
+        _disable_dropout(self.lm)
+        self.temperature = float(settings["temperature"])
+        _check_head(self.lm)
+        if settings["lora"] is not None:
+            self.lm = _add_lora(self.lm, settings["lora"])
+        if settings["gradient_checkpointing"]:
+            self.lm.enable_input_require_grads()
+            self.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    # --- forward passes ---
+
+    def _forward(self, batch: Mapping[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Return the sampled tokens' log-probabilities.
+
+        Args:
+            batch: `tokens` int64 [B, T], padded on the right; `mask` bool [B, T], True at sampled tokens; `num_chunks`
+                optional, see `rllm_gym.learner.logps`.
+
+        Returns:
+            `logp` and `entropy`, float32 [B, T], aligned with `tokens`: 0 where the mask is False.
+        """
+        lm = self.lm if self.model_config["lora"] is None else self.lm.get_base_model()
+        return forward_logps(
+            lm, batch["tokens"], batch["mask"], temperature=self.temperature, num_chunks=batch.get("num_chunks", 1)
+        )
+
+    _forward_train = _forward  # without the no_grad of RLlib's inference passes
+
+    # --- weights ---
+
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        inference_only: bool = False,
+        **kwargs: Any,
+    ) -> State:
+        """Return the weights: as this module names them, or (`inference_only`) as Hugging Face does, LoRA merged."""
+        if self.gather_parameters is None:
+            return _to_arrays(self.inference_state() if inference_only else self.state_dict())
+        if self._gathered is None:
+            raise RuntimeError("LLMModule: under ZeRO-3 only the first learner keeps whole weights. Ask learner 0.")
+        return dict(self._gathered["inference" if inference_only else "full"])
+
+    def set_state(self, state: State) -> None:
+        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
+        if self.gather_parameters is None:
+            self.load_state_dict(tensors)
+            return
+        with self.gather_parameters(list(self.parameters()), modifier_rank=0), torch.no_grad():
+            for name, parameter in self.state_dict(keep_vars=True).items():
+                parameter.data.copy_(tensors[name])
+        self.gather(keep=self._gathered is not None)
+
+    def gather(self, *, keep: bool) -> None:
+        """Collect whole weights from all ranks (collective, ZeRO-3 only), and keep them on this one if asked.
+
+        RLlib asks learner 0 alone for its state; a collective operation there would wait for the others for ever.
+        """
+        assert self.gather_parameters is not None
+        with self.gather_parameters(list(self.parameters())):
+            if keep:
+                self._gathered = {
+                    "full": _to_arrays(self.state_dict()),
+                    "inference": _to_arrays(self.inference_state()),
+                }
+
+    def inference_state(self) -> dict[str, torch.Tensor]:
+        """Return Hugging Face names to tensors; a LoRA adapter's product is added to the weight it adapts."""
+        if self.model_config["lora"] is None:
+            return self.lm.state_dict()
+        base = self.lm.get_base_model()
+        merged = {}
+        for name, value in base.state_dict().items():
+            if ".lora_" not in name:
+                merged[name.replace(".base_layer.", ".")] = value
+        for name, layer in base.named_modules():
+            if hasattr(layer, "get_delta_weight"):
+                for adapter in layer.active_adapters:
+                    weight = merged[f"{name}.weight"]
+                    merged[f"{name}.weight"] = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+        return merged
+
+
+def forward_logps(
+    lm: PreTrainedModel, tokens_BT: torch.Tensor, mask_BT: torch.Tensor, *, temperature: float, num_chunks: int = 1
+) -> dict[str, torch.Tensor]:
+    """Return `logp` and `entropy`, float32 [B, T], of the tokens under the mask; see `LLMModule._forward`."""
+    # Padding is on the right and attention is causal, so what is padded reaches no sampled token: no attention mask.
+    hidden_BTH = lm.base_model(input_ids=tokens_BT, use_cache=False).last_hidden_state
+    predicts_BT = mask_BT[:, 1:]  # the hidden state at t predicts the token at t + 1
+    logp_N, entropy_N = sampled_logps(
+        hidden_BTH[:, :-1][predicts_BT],
+        tokens_BT[:, 1:][predicts_BT],
+        _head(lm),
+        temperature=temperature,
+        num_chunks=num_chunks,
+    )
+    row_N, column_N = predicts_BT.nonzero(as_tuple=True)
+    zero_BT = torch.zeros(tokens_BT.shape, dtype=torch.float32, device=tokens_BT.device)
+    return {
+        "logp": zero_BT.index_put((row_N, column_N + 1), logp_N),
+        "entropy": zero_BT.index_put((row_N, column_N + 1), entropy_N),
+    }
+
+
+def _head(lm: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    output = lm.get_output_embeddings()
+    softcap = getattr(lm.config, "final_logit_softcapping", None)
+    if not softcap:
+        return output
+    return lambda hidden: torch.tanh(output(hidden) / softcap) * softcap
+
+
+@torch.no_grad()
+def _check_head(lm: PreTrainedModel) -> None:
+    """Make sure that hidden states through the output embedding are this model's logits."""
+    tokens = torch.arange(4)[None] % lm.config.vocab_size
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    was_training = lm.training
+    lm.eval()
+    ours = forward_logps(lm, tokens, mask, temperature=1.0)["logp"][:, 1:]
+    logits = lm(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+    theirs = torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
+    lm.train(was_training)
+    difference = (ours - theirs).abs().max().item()
+    if not difference < (1e-3 if lm.dtype == torch.float32 else 0.5):
+        raise ConfigError(
+            f"LLMModule: {type(lm).__name__} does not compute its logits as output_embeddings(hidden states), which training "
+            f"relies on; log-probabilities differ by {difference:.2g}. Choose another base_model."
+        )
+
+
+def _disable_dropout(lm: PreTrainedModel) -> None:
+    """Make training passes give the probabilities that were sampled from."""
+    for module in lm.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
+def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError('LLMModule: lora needs the peft package: pip install "rllm-gym[lora]".') from error
+    return get_peft_model(lm, LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings}))
+
+
+def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:
+    """Tensors to numpy copies; bfloat16, which numpy has not, stays a CPU tensor."""
+    return {name: _to_array(value.detach()) for name, value in state.items()}
+
+
+def _to_array(value: torch.Tensor) -> np.ndarray | torch.Tensor:
+    copy = value.cpu().clone()
+    return copy if copy.dtype == torch.bfloat16 else copy.numpy()

@@ -1,0 +1,369 @@
+"""RLlib's side of sampling: an EnvRunner over the rollout loop, returning RLlib episodes."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import ray
+import torch
+from gymnasium.spaces import Discrete
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils import force_list
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+from ray.rllib.utils.spaces.repeated import Repeated
+from ray.tune.registry import ENV_CREATOR, _global_registry
+
+from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
+from rllm_gym.envs.wrappers import TokenEnv
+from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.models import resolve_base_model
+from rllm_gym.registration import normalize_env_id
+from rllm_gym.rollout.loop import RolloutLoop
+from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, Stream, TaskGroup
+
+TWO_LEVEL_FACTORY = "rllm_gym.registration:make_env"  # entry point of the worlds that know `obs_type`
+
+RLlibEpisode = SingleAgentEpisode | MultiAgentEpisode
+
+
+@dataclass
+class SampleResult:
+    """What one runner sends to the driver: RLlib episodes, the episodes that failed, and its metrics.
+
+    Each RLlib episode's `custom_data` holds `episode` (our record of it), `group` and `member`. `error` is the traceback of
+    what went wrong in the runner itself: RLlib would lose an exception (it ends the actor, and the driver gets nothing).
+    """
+
+    worker_index: int
+    episodes: list[RLlibEpisode] = field(default_factory=list)
+    failed: list[Episode] = field(default_factory=list)
+    metrics: Any = None
+    error: str | None = None
+
+
+def make_text_world(config: Any, **overrides: Any) -> Any:
+    """Make the environment that `config.env` names, at the text level where it has two.
+
+    Args:
+        config: an `AlgorithmConfig`: `env` is a Gymnasium id, a class, or a name given to `ray.tune.register_env`.
+        overrides: replace keys of `env_config`.
+    """
+    env_config = {**config.env_config, **overrides}
+    if not isinstance(config.env, str):
+        return config.env(env_config)
+    if _global_registry.contains(ENV_CREATOR, config.env):
+        return _global_registry.get(ENV_CREATOR, config.env)(EnvContext(env_config, worker_index=0))
+    env_id = normalize_env_id(config.env)
+    # normalize_env_id has imported the module before the colon, if there is one.
+    if gymnasium.spec(env_id.rsplit(":", 1)[-1]).entry_point == TWO_LEVEL_FACTORY:
+        env_config["obs_type"] = "text"
+    # The rollout loop owns the horizon: no TimeLimit from the registration.
+    return gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **env_config)
+
+
+def make_token_world(config: Any, chat: ChatTokenizer) -> Any:
+    """Make the environment that `config.env` names, speaking token ids."""
+    world = make_text_world(config)
+    if hasattr(world, "possible_agents"):
+        return world if hasattr(world, "stop_ids") else TokenMultiAgentEnv(world, tokenizer=chat)
+    try:
+        world.get_wrapper_attr("stop_ids")
+    except AttributeError:
+        return TokenEnv(world, tokenizer=chat, max_tokens=config.max_model_len)
+    return world
+
+
+class LLMEnvRunner(EnvRunner, Checkpointable):
+    """Samples groups of multi-turn token episodes with an inference engine per module."""
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        self.worker_index = self.worker_index or 0
+        self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
+        self.weights_seq_no: int | None = None
+        self.num_groups_sampled = 0
+        self.engines: dict[str, Engine] = {}
+        self.loop: RolloutLoop | None = None
+        self.error: str | None = None
+        try:
+            self._build()
+        except Exception as error:  # RLlib would log it and go on without this runner; the driver asks for `error`
+            self.error = _describe(error)
+
+    def _build(self) -> None:
+        config = self.config
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, config.num_env_runners)))
+        self.chat = ChatTokenizer(str(resolve_base_model(config.base_model)), chat_template=config.chat_template)
+        make_token_world(config, self.chat).close()  # a wrong env_config shows here, before the engine takes its memory
+        for module_id in self._module_ids():
+            self.engines[module_id] = self._make_engine(module_id)
+        self.loop = RolloutLoop(
+            lambda env_index: make_token_world(config, self.chat),
+            self.engines,
+            module_of=self._module_of,
+            num_envs=config.num_envs_per_env_runner,
+            num_env_workers=config.num_env_workers,
+            params=config.sampling_params,
+            max_model_len=config.max_model_len,
+            episode_timeout_s=config.episode_timeout_s,
+            max_retries=config.max_episode_retries,
+        )
+
+    # --- building ---
+
+    def _module_ids(self) -> list[str]:
+        return sorted(self.config.policies) if self.config.is_multi_agent else [DEFAULT_MODULE_ID]
+
+    def _module_of(self, agent_id: str, episode: Episode) -> str:
+        if not self.config.is_multi_agent:
+            return DEFAULT_MODULE_ID
+        return self.config.policy_mapping_fn(agent_id, episode)
+
+    def _make_engine(self, module_id: str) -> Engine:
+        config = self.config
+        spaces = dict.fromkeys(self._module_ids(), (self._space, self._space))
+        spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).rl_module_specs[module_id]
+        model = str(resolve_base_model(spec.model_config["base_model"]))
+        if config.engine == "transformers":
+            from rllm_gym.rollout.engines.transformers import TransformersEngine
+
+            return TransformersEngine(model, dtype=config.dtype, max_model_len=config.max_model_len)
+        try:
+            from rllm_gym.rollout.engines.vllm import VLLMEngine
+        except ImportError as error:
+            raise ConfigError(
+                'LLMEnvRunner: engine vllm needs vLLM: pip install "rllm-gym[cpu]" (or [cuda]); or set engine: transformers.'
+            ) from error
+        options = dict(config.engine_options)
+        return VLLMEngine(
+            model,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.num_envs_per_env_runner,
+            kv_cache_memory_bytes=options.pop("kv_cache_memory_bytes", None),
+            engine_options=options,
+        )
+
+    @property
+    def _space(self) -> Repeated:
+        # At RLlib's edge only: its checkpoints know how to write a Repeated, but not a space of ours.
+        vocab_size = self.chat.vocab_size if self.error is None else 1
+        return Repeated(Discrete(vocab_size), self.config.max_model_len)
+
+    def get_spaces(self) -> dict[str, tuple[gymnasium.Space, gymnasium.Space]]:
+        pair = (self._space, self._space)
+        return {INPUT_ENV_SPACES: pair, INPUT_ENV_SINGLE_SPACES: pair, **dict.fromkeys(self._module_ids(), pair)}
+
+    def assert_healthy(self) -> None:
+        pass  # what went wrong is in `error`
+
+    def item_ids(self, split: str | None = None) -> list[str] | None:
+        """Return the ids of the environment's tasks (of `split`, default: the configured one); None where it numbers none."""
+        world = make_text_world(self.config, **({"split": split} if split else {}))
+        try:
+            ids = getattr(world.unwrapped, "item_ids", None)
+            return None if ids is None else list(ids)
+        finally:
+            world.close()
+
+    # --- sampling ---
+
+    def sample(
+        self,
+        *,
+        groups: Iterable[TaskGroup] | None = None,
+        num_episodes: int | None = None,
+        max_episode_steps: int | None = None,
+        explore: bool | None = None,
+        **kwargs: Any,
+    ) -> list[RLlibEpisode]:
+        """Return finished episodes in the order of `groups` and of members; those that failed are left out.
+
+        Args:
+            groups: the tasks to play; default: `num_episodes` tasks (1) that the environment draws itself.
+            max_episode_steps: the horizon; default: the first one of the configuration.
+            explore: False samples greedily.
+        """
+        if groups is None:
+            first = self.num_groups_sampled
+            groups = [TaskGroup((self.config.seed or 0, 2**31 + first + k), None, 1) for k in range(num_episodes or 1)]
+        if max_episode_steps is None:
+            max_episode_steps = self.config.horizon_schedule.horizon(0)
+        finished = self._play(list(groups), max_episode_steps, greedy=explore is False)
+        return [self._to_rllib(episode) for group in finished for episode in group.episodes]
+
+    def sample_groups(
+        self, groups: Sequence[TaskGroup], *, max_episode_steps: int | None, greedy: bool = False
+    ) -> SampleResult:
+        """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor."""
+        result = SampleResult(worker_index=self.worker_index, error=self.error)
+        if result.error is None:
+            try:
+                for group in self._play(list(groups), max_episode_steps, greedy=greedy):
+                    result.episodes += [self._to_rllib(episode) for episode in group.episodes]
+                    result.failed += group.failed
+                result.metrics = self.get_metrics()
+            except Exception as error:  # whatever it was, the driver raises it
+                result.error = _describe(error)
+        return result
+
+    def _play(self, groups: list[TaskGroup], max_episode_steps: int | None, *, greedy: bool) -> list[EpisodeGroup]:
+        for engine in self.engines.values():
+            engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one
+        params = self.config.sampling_params
+        if greedy:
+            params = SamplingParams(params.max_new_tokens, temperature=0.0)
+        self.num_groups_sampled += len(groups)
+        if self.loop is None:
+            raise RllmGymError(f"LLMEnvRunner: could not be built. {self.error}")
+        self.loop.submit(groups, max_episode_steps=max_episode_steps, params=params)
+        order = {group.key: k for k, group in enumerate(groups)}
+        return sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
+
+    def _to_rllib(self, episode: Episode) -> RLlibEpisode:
+        rllib_episode = to_rllib_episode(episode, self._space, is_multi_agent=self.config.is_multi_agent)
+        make_callback(
+            "on_episode_end",
+            callbacks_objects=self.callbacks,
+            callbacks_functions=self.config.callbacks_on_episode_end,
+            kwargs=dict(
+                episode=rllib_episode,
+                env_runner=self,
+                metrics_logger=self.metrics,
+                env=None,
+                env_index=0,
+                rl_module=None,
+                worker=self,
+            ),
+        )
+        self.num_env_steps_sampled_lifetime += episode.num_env_steps
+        return rllib_episode
+
+    def get_metrics(self) -> Any:
+        """Return what callbacks logged; the driver computes the episodes' statistics, for it sees all of them."""
+        return self.metrics.reduce()
+
+    # --- weights and checkpoints ---
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if COMPONENT_RL_MODULE not in state:
+            return
+        version = state.get(WEIGHTS_SEQ_NO, 0)
+        # Not "older than": restoring an earlier checkpoint must load it.
+        if version != 0 and version == self.weights_seq_no:
+            return
+        weights = state[COMPONENT_RL_MODULE]
+        if isinstance(weights, ray.ObjectRef):
+            weights = ray.get(weights)
+        try:
+            for module_id, engine in self.engines.items():
+                engine.load_weights(weights[module_id], version)
+        except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
+            self.error = _describe(error)
+        self.weights_seq_no = version
+
+    def forget_weights(self) -> None:
+        """Make the next `set_state` load its weights whatever their number: another run's may have the same."""
+        self.weights_seq_no = None
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        return {WEIGHTS_SEQ_NO: self.weights_seq_no or 0}
+
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        return (), {"config": self.config}
+
+    def get_checkpointable_components(self) -> list:
+        return []
+
+    def stop(self) -> None:
+        if self.loop is not None:
+            self.loop.close()
+        for engine in self.engines.values():
+            engine.close()
+
+
+def _describe(error: Exception) -> str:
+    """Return the message first, the traceback below it."""
+    return f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
+
+
+# --- our records to RLlib's ---
+
+
+def to_rllib_episode(episode: Episode, space: Repeated, *, is_multi_agent: bool) -> RLlibEpisode:
+    """Return RLlib's form of an episode; `custom_data["episode"]` keeps ours."""
+    if is_multi_agent:
+        out = _to_multi_agent_episode(episode)
+    else:
+        [stream] = episode.streams.values()
+        out = _to_single_agent_episode(episode, stream, space)
+    out.custom_data.update(episode=episode, group=episode.group.key[-1], member=episode.member)
+    return out
+
+
+def _model_outputs(stream: Stream) -> dict[str, list]:
+    return {
+        "action_logp": [turn.logp for turn in stream.turns],
+        "policy_version": [turn.policy_version for turn in stream.turns],
+    }
+
+
+def _to_single_agent_episode(episode: Episode, stream: Stream, space: Repeated) -> SingleAgentEpisode:
+    return SingleAgentEpisode(
+        id_=episode.episode_id,
+        observation_space=space,
+        action_space=space,
+        observations=[turn.observation_ids for turn in stream.turns] + [stream.final_observation_ids],
+        actions=[turn.action_ids for turn in stream.turns],
+        rewards=[turn.reward for turn in stream.turns],
+        infos=[{}] * len(stream.turns) + [episode.info],  # without `messages`, which would grow quadratically
+        terminated=episode.end_reason == "terminated",
+        truncated=episode.is_truncated,
+        extra_model_outputs=_model_outputs(stream),
+        len_lookback_buffer=0,
+    )
+
+
+def _to_multi_agent_episode(episode: Episode) -> MultiAgentEpisode:
+    observations: list[dict] = [{} for _ in range(episode.num_env_steps + 1)]
+    actions: list[dict] = [{} for _ in range(episode.num_env_steps)]
+    rewards: list[dict] = [{} for _ in range(episode.num_env_steps)]
+    outputs: list[dict] = [defaultdict(dict) for _ in range(episode.num_env_steps)]
+    for agent_id, stream in episode.streams.items():
+        named = _model_outputs(stream)
+        for k, turn in enumerate(stream.turns):
+            observations[turn.env_step][agent_id] = turn.observation_ids
+            actions[turn.env_step][agent_id] = turn.action_ids
+            rewards[turn.env_step][agent_id] = turn.reward
+            outputs[turn.env_step][agent_id] = {name: values[k] for name, values in named.items()}
+        observations[-1].setdefault(agent_id, stream.final_observation_ids)
+    out = MultiAgentEpisode(
+        id_=episode.episode_id,
+        agent_module_ids={agent_id: stream.module_id for agent_id, stream in episode.streams.items()},
+    )
+    out.add_env_reset(observations=observations[0])
+    for step in range(episode.num_env_steps):
+        is_last = step == episode.num_env_steps - 1
+        out.add_env_step(
+            observations[step + 1],
+            actions[step],
+            rewards[step],
+            terminateds={"__all__": is_last and episode.end_reason == "terminated"},
+            truncateds={"__all__": is_last and episode.is_truncated},
+            extra_model_outputs=dict(outputs[step]),
+        )
+    return out
