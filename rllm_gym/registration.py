@@ -26,8 +26,8 @@ def register_text_env(id: str, world: World, *, max_episode_steps: int | None = 
     """Register a world of text under `id`, for `gymnasium.make(id)` and `gymnasium.make(id, obs_type="text")`.
 
     Args:
-        id: as Gymnasium has it, `[namespace/]Name-vN`. To be found in worker processes too, call this in a module and make
-            the environment as `"module:namespace/Name-vN"`.
+        id: as Gymnasium has it, `[namespace/]Name-vN`. To be found in worker processes too, call this in a module and
+            make the environment as `"module:namespace/Name-vN"`.
         world: the `gymnasium.Env[str, str]` class, or "module:Class", which is imported only when it is made.
         max_episode_steps: a default for `gymnasium.make(id, max_episode_steps=...)`.
         kwargs: defaults of the world's keywords, and of `make_env`'s.
@@ -59,7 +59,7 @@ def make_env(
     """
     if obs_type not in OBS_TYPES:
         raise ConfigError(f'make_env: obs_type must be "token" or "text"; got {obs_type!r}. Choose one of these.')
-    create = load_env_creator(world) if isinstance(world, str) else world
+    create: Callable[..., Any] = load_env_creator(world) if isinstance(world, str) else world
     _check_keywords(create, kwargs)
     if obs_type == "text":
         for key, value in (("tokenizer", tokenizer), ("chat_template", chat_template)):

@@ -226,5 +226,6 @@ def _task_recipes(goal: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for recipe in book.recipes_of(name):
             needed[recipe.text] = None
             names += [part.name for part in recipe.ingredients if part.name not in names]
-    others = {recipe.text: None for name in names for recipe in book.uses.get(name, ()) if recipe.text not in needed}
-    return tuple(needed), tuple(others)
+    ingredients = names[1:]
+    used = dict.fromkeys(recipe.text for name in ingredients for recipe in book.uses[name])
+    return tuple(needed), tuple(text for text in used if text not in needed)

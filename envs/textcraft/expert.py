@@ -12,8 +12,8 @@ from rllm_gym.envs.textcraft.recipes import Recipe, RecipeBook, craft_text, disp
 def plan(goal: str, inventory: Mapping[str, int]) -> list[str]:
     """Return the actions ("get 2 oak logs", "craft ...") that craft `goal` once more from this inventory.
 
-    Depth first: an ingredient is set aside from the stock, or gathered, before the next one is looked at, so that no two
-    ingredients count on the same items. What is gathered is gathered at once ("get 6", not three times "get 2").
+    Depth first: an ingredient is set aside from the stock, or gathered, before the next one is looked at, so that no
+    two ingredients count on the same items. What is gathered is gathered at once ("get 6", not three times "get 2").
     """
     planner = _Planner(load_book(), inventory)
     planner.craft(goal, 1)
@@ -26,12 +26,13 @@ class _Planner:
         self.stock = dict(inventory)
         self.actions: list[str] = []
 
-    def craft(self, item: str, times_count: int) -> int:
-        """Craft at least `times_count` of an item, and return how many that makes."""
-        recipe, times = _cheapest(item, times_count)
-        names = [
-            self.take(self.choose(part.name, times * part.count), times * part.count) for part in recipe.ingredients
-        ]
+    def craft(self, item: str, count: int) -> int:
+        """Craft at least `count` of an item, and return how many that makes."""
+        recipe, times = _cheapest(item, count)
+        names = []
+        for part in recipe.ingredients:
+            names.append(self.choose(part.name, times * part.count))
+            self.take(names[-1], times * part.count)
         self.actions += [craft_text(recipe, names)] * times
         return times * recipe.count
 
@@ -43,7 +44,7 @@ class _Planner:
         held = (item for item in members if self.stock.get(item, 0) >= count)
         return next(held, None) or min(members, key=lambda item: _cost(item, count))
 
-    def take(self, item: str, count: int) -> str:
+    def take(self, item: str, count: int) -> None:
         """Set `count` of an item aside, after gathering what is missing."""
         held = self.stock.pop(item, 0)
         if held < count and item in self.book.by_item:
@@ -52,7 +53,6 @@ class _Planner:
             self.actions.append(f"get {count - held} {display(item)}")
             held = count
         self.stock[item] = self.stock.get(item, 0) + held - count
-        return item
 
 
 @functools.cache

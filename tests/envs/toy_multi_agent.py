@@ -55,9 +55,8 @@ class PassTheWord(TextMultiAgentEnv):
         self._points = dict.fromkeys(AGENTS, 0.0)
         self._num_done = 0
         self._to_act = AGENTS if self.is_simultaneous else AGENTS[:1]
-        observations = {agent: self._ask(agent) for agent in self._to_act}
-        self._words["alice"] = WORDS[drawn if item_id is None else int(item_id)]
-        observations["alice"] = f"Say: {self._words['alice']}"
+        words = {"alice": WORDS[drawn if item_id is None else int(item_id)]}
+        observations = {agent: self._ask(agent, words.get(agent)) for agent in self._to_act}
         return observations, {agent: self._info(agent) for agent in observations}
 
     def step(
@@ -83,8 +82,8 @@ class PassTheWord(TextMultiAgentEnv):
         no_flags = {**dict.fromkeys(AGENTS, False), "__all__": False}
         return observations, rewards, flags, no_flags, {agent: self._info(agent) for agent in observations}
 
-    def _ask(self, agent: str) -> str:
-        self._words[agent] = WORDS[int(self.np_random.integers(len(WORDS)))]
+    def _ask(self, agent: str, word: str | None = None) -> str:
+        self._words[agent] = word or WORDS[int(self.np_random.integers(len(WORDS)))]
         return f"Say: {self._words[agent]}"
 
     def _info(self, agent: str) -> dict[str, Any]:

@@ -1,0 +1,179 @@
+"""What every registered world promises, at the text level, driven by its own expert."""
+
+import copy
+import gc
+import pickle
+import random
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import rllm_gym  # noqa: F401  (registers the worlds)
+
+IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
+MAX_EXPERT_TURNS = 200
+NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
+
+pytestmark = pytest.mark.parametrize("env_id", IDS)
+
+
+def make(env_id, **kwargs):
+    return gymnasium.make(env_id, obs_type="text", **kwargs)
+
+
+def play(env, seed, options=None):
+    """Return everything that the expert's episode shows."""
+    observation, info = env.reset(seed=seed, options=options)
+    seen = [(observation, info)]
+    for _ in range(MAX_EXPERT_TURNS):
+        action = env.unwrapped.expert_action()
+        seen.append((action, *env.step(action)))
+        if seen[-1][3]:
+            break
+    return seen
+
+
+def test_the_expert_succeeds_and_only_its_last_step_terminates(env_id):
+    env = make(env_id)
+    for seed in range(10):
+        episode = play(env, seed)
+        assert [step[3] for step in episode[1:]] == [False] * (len(episode) - 2) + [True]
+        assert episode[-1][-1]["is_success"] is True
+        assert not any(step[-1]["is_success"] for step in episode[:-1])
+        assert sum(step[2] for step in episode[1:]) > 0
+        assert not any(step[4] for step in episode[1:])
+
+
+def test_nonsense_is_an_ordinary_turn_without_reward(env_id):
+    env = make(env_id)
+    env.reset(seed=0)
+    for text in NONSENSE:
+        observation, reward, terminated, truncated, info = env.step(text)
+        assert observation in env.observation_space
+        assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, False, False)
+
+
+def test_max_episode_steps_truncates_and_nothing_else_does(env_id):
+    env = make(env_id, max_episode_steps=3)
+    env.reset(seed=0)
+    assert [env.step("fly to the moon")[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
+
+
+def test_the_same_seed_gives_the_same_episode_in_new_and_used_environments(env_id):
+    env = make(env_id)
+    first, second = play(env, 7), play(env, 8)
+    assert first != second
+    assert play(env, 7) == first
+    assert play(make(env_id), 7) == first
+
+
+def test_a_seed_and_the_item_it_drew_give_the_same_episode_whatever_the_split(env_id):
+    drawn = play(make(env_id), 11)
+    assert play(make(env_id, split="eval"), 11, {"item_id": drawn[0][1]["item_id"]}) == drawn
+
+
+def test_no_randomness_comes_from_outside_the_environment(env_id):
+    python_state, numpy_state = random.getstate(), np.random.get_state()[1].copy()
+    play(make(env_id), 3)
+    assert random.getstate() == python_state
+    assert (np.random.get_state()[1] == numpy_state).all()
+
+
+def test_every_observation_is_in_the_space_and_every_info_has_its_keys(env_id):
+    env = make(env_id)
+    for seed in range(5):
+        for step in play(env, seed):
+            assert step[0] in env.observation_space
+            assert isinstance(step[-1]["item_id"], str) and isinstance(step[-1]["category"], str)
+            assert set(step[-1]) >= {"item_id", "category", "is_success"}
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_made_in_mid_episode_goes_on_alike_and_apart(env_id, clone):
+    env = make(env_id)
+    env.reset(seed=1)
+    env.step(env.unwrapped.expert_action())
+    other = clone(env)
+    for _ in range(3):
+        action = env.unwrapped.expert_action()
+        assert other.unwrapped.expert_action() == action
+        assert env.step(action) == other.step(action)
+    assert env.reset() == other.reset()
+    before = env.unwrapped.expert_action()
+    other.step(before)
+    assert env.unwrapped.expert_action() == before
+
+
+def test_the_expert_changes_nothing_and_gives_an_action_in_any_state(env_id):
+    env = make(env_id)
+    for seed in range(5):
+        episode = play(env, seed)
+        env.reset(seed=seed)
+        for step in episode[1:]:
+            before = pickle.dumps(env.unwrapped)
+            env.unwrapped.expert_action()
+            assert pickle.dumps(env.unwrapped) == before
+            env.step(step[0])
+        assert env.unwrapped.expert_action() in env.action_space
+
+
+def test_it_closes_twice(env_id):
+    env = make(env_id)
+    env.close()
+    env.close()
+
+
+def test_gymnasiums_own_check_passes_without_a_warning(env_id):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(make(env_id).unwrapped)
+
+
+def test_splits_share_no_item_and_all_holds_both(env_id):
+    train, evaluation, everything = (make(env_id, split=s).unwrapped.item_ids for s in ("train", "eval", "all"))
+    assert train and evaluation
+    assert not set(train) & set(evaluation)
+    assert set(train) | set(evaluation) == set(everything)
+    assert make(env_id).unwrapped.item_ids == train
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_vector_environments_pass_each_world_its_own_text(env_id, mode):
+    # A letter with an accent, a character beyond 16 bits and a lone surrogate must survive shared memory.
+    texts = ["Action: caf\u00e9 \U0001f332", "Action: \ud800"]
+    singles = [make(env_id), make(env_id)]
+    vector = gymnasium.make_vec(f"rllm_gym:{env_id}", num_envs=2, vectorization_mode=mode, obs_type="text")
+    try:
+        observations, infos = vector.reset(seed=[5, 6])
+        assert observations == tuple(env.reset(seed=seed)[0] for env, seed in zip(singles, (5, 6), strict=True))
+        assert list(infos["item_id"]) == [env.unwrapped._info()["item_id"] for env in singles]
+        replies = vector.step(texts)[0]
+        assert replies == tuple(env.step(text)[0] for env, text in zip(singles, texts, strict=True))
+        assert len(observations[0]) > len(replies[0])  # the first batch is a copy, not a view
+    finally:
+        vector.close()
+
+
+def anonymous_kb():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+def test_ten_thousand_resets_grow_memory_by_under_a_kilobyte_each(env_id):
+    env = make(env_id)
+    for seed in range(500):
+        env.reset(seed=seed)
+        env.step(env.unwrapped.expert_action())
+    gc.collect()
+    before = anonymous_kb()
+    for seed in range(10_000):
+        env.reset(seed=seed)
+        env.step(env.unwrapped.expert_action())
+    gc.collect()
+    assert anonymous_kb() - before < 10_000
