@@ -147,8 +147,7 @@ def _turn_record(turn: Turn) -> TurnRecord:
     return TurnRecord(
         observation_ids=turn.observation_ids.tolist(),
         action_ids=turn.action_ids.tolist(),
-        # By way of str: the shortest digits that give the same float32 back, half as long as those of the float64.
-        logp=[float(str(x)) for x in turn.logp],
+        logp=turn.logp.tolist(),
         reward=float(turn.reward),
         policy_version=turn.policy_version,
         env_step=turn.env_step,

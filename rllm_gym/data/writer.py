@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import zstandard
+from pydantic_core import PydanticSerializationError
 
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, sealed_name
 from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _LOCK = ".lock"
-# Leftovers end in this, which no reader's `*.jsonl*` matches.
+# No reader's `*.jsonl*` matches it. What a kill leaves behind is written over when its shard is sealed after all.
 _TEMPORARY = ".tmp"
 _BLOCK_BYTES = 2**20
 
@@ -71,7 +72,7 @@ class TrajectoryWriter:
         """Append records, all or none: when the disk is full the folder stays as it was, and OSError is raised."""
         if self._lock is None:
             raise TrajectoryError(f"TrajectoryWriter: append comes before close; got a closed writer of {self.folder}.")
-        lines = [record.model_dump_json().encode() + b"\n" for record in records]
+        lines = [_line(record) for record in records]
         if not lines:
             return
         fd = self._open_fd()
@@ -138,8 +139,6 @@ class TrajectoryWriter:
     def _recover(self) -> dict[str, int]:
         """Finish what a killed writer left half done; return {shard name: number of records}, in order."""
         known = self._read_manifest()
-        for leftover in self.folder.glob(f"*{_TEMPORARY}"):
-            leftover.unlink()
         shards = {}
         for shard in sorted(self.folder.glob(f"episodes-[0-9]*{PLAIN}*")):
             if shard.name.endswith(PLAIN):
@@ -218,6 +217,14 @@ class TrajectoryWriter:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _line(record: EpisodeRecord) -> bytes:
+    try:
+        return record.model_dump_json().encode() + b"\n"
+    except PydanticSerializationError:
+        # Half of a surrogate pair, from a world's text, has no UTF-8 form. No reason to end a run: it becomes "?".
+        return json.dumps(record.model_dump(), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def _sync(file: IO[Any]) -> None:

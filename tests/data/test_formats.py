@@ -1,0 +1,60 @@
+"""The lines of docs/trajectories.md that read trajectories with other libraries do what they say."""
+
+import re
+from pathlib import Path
+
+import pandas
+import pytest
+import ray
+import ray.data
+
+from rllm_gym.data import EpisodeRecord, TrajectoryWriter, TurnRecord, list_shards, read_episodes
+
+DOCS = Path(__file__).parents[2] / "docs" / "trajectories.md"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Six records in six shards, the open one with a torn tail. What is null in one shard is not null in others."""
+    folder = tmp_path / "runs" / "quickstart" / "trial" / "trajectories"
+    writer = TrajectoryWriter(folder, shard_bytes=1)
+    for step in range(3):
+        turn = TurnRecord(observation_ids=[step], action_ids=[4, 5], logp=[-0.5, -1.0], reward=1.0, policy_version=step)
+        shared = {"env_id": "toy", "messages": [{"role": "user", "content": "hi"}], "final_observation_ids": []}
+        failed = {"turns": [], "end_reason": "error", "error": "boom"}
+        played = {"turns": [turn], "end_reason": "terminated", "advantage": step / 2, "info": {f"key{step}": step}}
+        for member, fields in enumerate([played, failed] if step else [failed, failed]):
+            name = f"{step}-{member}"
+            record = EpisodeRecord(**shared, **fields, episode_id=name, seed=member, member=member, train_step=step)
+            writer.append([record])
+    (folder / "episodes-000005.jsonl").open("ab").write(b'{"env_id": "to')
+    yield tmp_path / "runs" / "quickstart"
+    writer.close()
+
+
+def documented_line(heading, run):
+    code = re.search(rf"## {heading}\n\n```python\n(.*?)\n```", DOCS.read_text(), re.DOTALL).group(1)
+    assert "\n" not in code
+    names = {"pandas": pandas, "ray": ray, "read_episodes": read_episodes, "list_shards": list_shards}
+    exec(code.replace("runs/quickstart", str(run)), names)
+    return names
+
+
+def test_the_documented_pandas_line_gives_a_frame_of_all_records(run):
+    frame = documented_line("With pandas", run)["frame"]
+    assert list(frame.episode_id) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    assert frame.turns[2][0]["logp"] == [-0.5, -1.0]
+    assert frame.groupby("train_step").advantage.mean().dropna().to_dict() == {1: 0.5, 2: 1.0}
+    assert list(frame.error.dropna()) == ["boom"] * 4
+
+
+def test_the_documented_ray_data_line_gives_all_records(run):
+    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+    try:
+        rows = documented_line("With Ray Data", run)["dataset"].take_all()
+    finally:
+        ray.shutdown()
+    assert sorted(row["episode_id"] for row in rows) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    second = next(row for row in rows if row["episode_id"] == "1-0")
+    assert second["turns"] == [TurnRecord(**second["turns"][0]).model_dump()]
+    assert (second["turns"][0]["logp"], second["advantage"], second["error"]) == ([-0.5, -1.0], 0.5, None)
