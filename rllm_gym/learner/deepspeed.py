@@ -54,6 +54,11 @@ class DeepSpeedLearner(TorchLearner):
         super().build()
         self._gather_weights()
 
+    def configure_optimizers(self) -> None:
+        # Counted here, while the weights are whole: ZeRO-3 leaves parameters of size 0.
+        self._num_parameters = {module_id: _count_parameters(module) for module_id, module in self.module.items()}
+        super().configure_optimizers()
+
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         if not self.should_module_be_updated(module_id):
             return  # frozen: no optimizer, no engine, whole weights everywhere
@@ -208,6 +213,16 @@ class DeepSpeedLearner(TorchLearner):
             self._weights_seq_no -= 1
         return result
 
+    def _log_trainable_parameters(self) -> None:
+        pass  # RLlib logs them once, and its means of nothing are NaN from the second result on; see _log_metrics
+
+    def _log_metrics(self, batch: Any) -> None:
+        counts = dict(self._num_parameters)
+        counts[ALL_MODULES] = tuple(map(sum, zip(*counts.values(), strict=True)))
+        for module_id, (trainable, frozen) in counts.items():
+            self.metrics.log_value((module_id, "num_trainable_parameters"), trainable, window=1)
+            self.metrics.log_value((module_id, "num_non_trainable_parameters"), frozen, window=1)
+
     def _log_steps_trained_metrics(self, batch: Any) -> None:
         # RLlib counts the rows of padded batches as steps; the algorithm logs episodes and tokens instead.
         self.metrics.log_value((ALL_MODULES, "num_env_steps_trained"), batch.env_steps(), reduce="sum")
@@ -270,6 +285,12 @@ def _cannot_load(path: str) -> str:
 
 def _world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _count_parameters(module: torch.nn.Module) -> tuple[int, int]:
+    """Return the numbers of trainable and of frozen parameters."""
+    sizes = [(parameter.requires_grad, parameter.numel()) for parameter in module.parameters()]
+    return sum(n for trains, n in sizes if trains), sum(n for trains, n in sizes if not trains)
 
 
 def _gradient_norm(module: torch.nn.Module) -> torch.Tensor:

@@ -1,0 +1,76 @@
+"""Learner groups over a tiny random model, and random episodes for them."""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium.spaces import Discrete
+from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.spaces.repeated import Repeated
+
+from rllm_gym.algorithms.grpo import GRPOConfig
+from rllm_gym.learner.connectors import EpisodeData
+from rllm_gym.learner.rl_module import LLMModule
+
+VOCABULARY = 200
+SPACE = Repeated(Discrete(VOCABULARY), 512)
+MODULE = "default_policy"
+
+
+def make_config(base_model, **options) -> GRPOConfig:
+    """A configuration whose update is plain gradient descent at rate 1: the weights' change is minus the gradient."""
+    config = GRPOConfig()
+    sgd = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
+    options = {"base_model": str(base_model), "deepspeed": sgd, "grad_clip": 0.0, "zero_stage": 0, **options}
+    for name, value in options.items():
+        setattr(config, name, value)
+    return config
+
+
+def make_group(config: GRPOConfig) -> LearnerGroup:
+    spec = RLModuleSpec(LLMModule, SPACE, SPACE, model_config=config._model_config_auto_includes)
+    return LearnerGroup(config=config, module_spec=MultiRLModuleSpec(rl_module_specs={MODULE: spec}))
+
+
+def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int = 3) -> list[SingleAgentEpisode]:
+    """Episodes of random tokens, of various lengths, with random advantages."""
+    rng = np.random.default_rng(seed)
+    episodes = []
+    for _ in range(num):
+        turns = int(rng.integers(1, num_turns + 1))
+        sizes = rng.integers(1, 24, size=turns + 1), rng.integers(1, 10, size=turns)
+        episode = SingleAgentEpisode(
+            observations=[rng.integers(0, VOCABULARY, n) for n in sizes[0]],
+            actions=[rng.integers(0, VOCABULARY, n) for n in sizes[1]],
+            rewards=[0.0] * turns,
+            truncated=True,
+            extra_model_outputs={"action_logp": [np.full(n, logp, np.float32) for n in sizes[1]]},
+            len_lookback_buffer=0,
+        )
+        episode.custom_data["advantage"] = float(rng.normal())
+        episodes.append(episode)
+    return episodes
+
+
+def update(group: LearnerGroup, episodes: list[SingleAgentEpisode]) -> dict:
+    """One train step; returns the module's metrics as floats."""
+    results = group.update(training_data=EpisodeData(episodes=episodes), timesteps={})
+    return {name: float(stats.peek()) for name, stats in results[0][MODULE].items()}
+
+
+def weights(group: LearnerGroup) -> dict[str, np.ndarray]:
+    return {name: value.copy() for name, value in group.get_weights()[MODULE].items()}
+
+
+def change(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: after[name] - before[name] for name in before}
+
+
+def largest(state: dict[str, np.ndarray]) -> float:
+    return max(float(np.abs(value).max()) for value in state.values())
+
+
+def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    return largest(change(a, b))

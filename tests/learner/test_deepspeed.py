@@ -1,0 +1,190 @@
+"""The learner's arithmetic: what it trains on, how it normalises, and that no partition of the work changes it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+from helpers import MODULE, change, distance, largest, make_config, make_episodes, make_group, update, weights
+
+EPISODES = 12
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    path = str(Path(__file__).parent)
+    ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": path}}, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def plain_gradient(base_model, episodes) -> dict[str, np.ndarray]:
+    """The gradient of -(1/N) sum A * ratio with whole logits, one episode at a time, by nothing but torch."""
+    lm = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    num_tokens = sum(len(action) for episode in episodes for action in episode.get_actions())
+    for episode in episodes:
+        ids, mask, old = [], [], []
+        turns = zip(episode.get_observations(), episode.get_actions(), strict=False)
+        for (observation, action), logp in zip(turns, episode.get_extra_model_outputs("action_logp"), strict=True):
+            ids += [*observation, *action]
+            mask += [0.0] * len(observation) + [1.0] * len(action)
+            old += [0.0] * len(observation) + list(logp)
+        ids, mask, old = torch.tensor(ids), torch.tensor(mask), torch.tensor(old)
+        logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
+        ratio = ((logp - old[1:]) * mask[1:]).exp()
+        loss = -(episode.custom_data["advantage"] * ratio * mask[1:]).sum() / num_tokens
+        loss.backward()
+    return {f"lm.{name}": parameter.grad.numpy() for name, parameter in lm.named_parameters()}
+
+
+def gradient(group, episodes) -> dict[str, np.ndarray]:
+    before = weights(group)
+    update(group, episodes)
+    return {name: -value for name, value in change(before, weights(group)).items()}
+
+
+def test_the_gradient_is_that_of_the_plain_loss_on_sampled_tokens_only(tiny_model):
+    episodes = make_episodes(EPISODES)
+    group = make_group(make_config(tiny_model, clip_low=1e9, clip_high=1e9))
+    ours, plain = gradient(group, episodes), plain_gradient(tiny_model, episodes)
+    assert distance(plain, {name: ours[name] for name in plain}) < 1e-5 * max(1.0, largest(plain))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_micro_batches_and_zero_stages_change_no_gradient(tiny_model, stage):
+    episodes = make_episodes(EPISODES)
+    whole = gradient(make_group(make_config(tiny_model)), episodes)
+    # 150 tokens make at least four micro-batches of these twelve episodes.
+    cut = gradient(make_group(make_config(tiny_model, zero_stage=stage, tokens_per_micro_batch=150)), episodes)
+    assert distance(whole, cut) < 1e-5 * largest(whole)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_two_learners_change_no_gradient(tiny_model, ray_cluster, stage):
+    episodes = make_episodes(EPISODES)
+    one = gradient(make_group(make_config(tiny_model)), episodes)
+    group = make_group(make_config(tiny_model, zero_stage=stage, num_learners=2, tokens_per_micro_batch=150))
+    try:
+        two = gradient(group, episodes)
+    finally:
+        group.shutdown()
+    assert distance(one, two) < 1e-5 * largest(one)
+
+
+def test_adam_on_two_learners_and_small_micro_batches_stays_within_5e_5_after_three_steps(tiny_model, ray_cluster):
+    adam = {"deepspeed": {}, "lr": 1e-3, "grad_clip": 1.0, "zero_stage": 2}
+    one = make_group(make_config(tiny_model, **adam))
+    two = make_group(make_config(tiny_model, **adam, num_learners=2, tokens_per_micro_batch=150))
+    try:
+        for step in range(3):
+            episodes = make_episodes(EPISODES, seed=step)
+            update(one, episodes)
+            update(two, episodes)
+        assert distance(weights(one), weights(two)) < 5e-5
+    finally:
+        two.shutdown()
+
+
+def test_a_learner_without_data_keeps_in_step(tiny_model, ray_cluster):
+    """One long episode for two ZeRO-3 learners: the second has only fillers, and other numbers of chunks of logits."""
+    episodes = make_episodes(1, num_turns=6)
+    one = gradient(make_group(make_config(tiny_model)), episodes)
+    group = make_group(make_config(tiny_model, zero_stage=3, num_learners=2))
+    try:
+        two = gradient(group, episodes)
+    finally:
+        group.shutdown()
+    assert distance(one, two) < 1e-5 * largest(one)
+
+
+def test_environment_tokens_and_the_final_observation_never_reach_the_loss(tiny_model):
+    episodes = make_episodes(4)
+    group = make_group(make_config(tiny_model))
+    first = gradient(group, episodes)
+    for episode in episodes:
+        episode.observations.data[-1] = np.zeros(300, np.int64)  # after the last sampled token
+    again = gradient(make_group(make_config(tiny_model)), episodes)
+    assert distance(first, again) == 0.0
+
+
+def test_a_step_without_trainable_tokens_changes_nothing_and_still_reports_every_metric(tiny_model):
+    group = make_group(make_config(tiny_model, deepspeed={}, lr=1e-2))
+    full = update(group, make_episodes(4))  # Adam has a momentum from here on
+    before, version = weights(group), group._learner._weights_seq_no
+    empty = update(group, [])
+    assert distance(before, weights(group)) == 0.0
+    assert group._learner._weights_seq_no == version
+    assert set(empty) == set(full)
+    assert all(np.isfinite(value) for value in empty.values())
+
+
+def test_several_minibatches_take_several_optimizer_steps_on_all_tokens(tiny_model):
+    episodes = make_episodes(EPISODES)
+    group = make_group(make_config(tiny_model, num_minibatches=3, num_epochs=2))
+    metrics = update(group, episodes)
+    assert metrics["num_optimizer_steps"] == 6
+    assert metrics["num_sampled_tokens_trained"] == sum(len(a) for e in episodes for a in e.get_actions())
+
+
+def test_the_gradient_norm_is_that_of_the_gradient(tiny_model):
+    for stage in (0, 2):
+        episodes = make_episodes(EPISODES)
+        group = make_group(make_config(tiny_model, zero_stage=stage, grad_clip=1e9, tokens_per_micro_batch=150))
+        before = weights(group)
+        norm = update(group, episodes)["gradient_norm"]
+        delta = change(before, weights(group))
+        tied = [name for name in delta if name == "lm.lm_head.weight"]
+        expected = np.sqrt(sum(float((value**2).sum()) for name, value in delta.items() if name not in tied))
+        assert norm == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_reference_kl_is_zero_at_the_start_and_pulls_back_later(tiny_model):
+    group = make_group(make_config(tiny_model, kl_coeff=1.0, deepspeed={}, lr=1e-3))
+    episodes = make_episodes(6)
+    assert update(group, episodes)["ref_kl"] == pytest.approx(0.0, abs=1e-7)
+    moved = update(group, episodes)["ref_kl"]
+    assert moved > 1e-6
+    for episode in episodes:
+        episode.custom_data["advantage"] = 0.0  # only the KL term is left
+    for _ in range(10):
+        pulled_back = update(group, episodes)["ref_kl"]
+    assert pulled_back < 0.5 * moved
+
+
+def test_recomputed_old_log_probabilities_make_the_first_ratio_one(tiny_model):
+    episodes = make_episodes(6, logp=-1.0)  # far from the model's own
+    group = make_group(make_config(tiny_model, old_logp="recompute", num_minibatches=1))
+    metrics = update(group, episodes)
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-7)
+    assert metrics["clip_fraction"] == 0.0
+    assert metrics["logp_difference_mean"] > 1.0  # what the sampler said is still compared
+    several = make_group(make_config(tiny_model, old_logp="recompute", num_minibatches=2))
+    assert update(several, episodes)["clip_fraction"] < 1.0
+
+
+def test_truncated_importance_weights_scale_the_gradient(tiny_model):
+    """The sampler says e^-1 for tokens to which the trainer gives far less: weights are trainer / sampler, below the cap."""
+    episodes = make_episodes(4, logp=-1.0)
+    plain = gradient(make_group(make_config(tiny_model, old_logp="recompute")), episodes)
+    corrected = gradient(
+        make_group(make_config(tiny_model, old_logp="recompute", importance_correction="truncated")), episodes
+    )
+    assert largest(corrected) < 0.5 * largest(plain)
+
+
+def test_weights_loaded_past_the_optimizer_are_kept_by_the_next_step(tiny_model, other_model):
+    for stage in (0, 2, 3):
+        group = make_group(make_config(tiny_model, deepspeed={}, lr=1e-6, zero_stage=stage))
+        other = weights(make_group(make_config(other_model)))
+        group.set_weights({MODULE: other})
+        update(group, make_episodes(4))
+        assert distance(weights(group), other) < 1e-4
