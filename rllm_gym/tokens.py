@@ -76,11 +76,10 @@ class ChatTokenizer:
         self.name = str(getattr(self.tokenizer, "name_or_path", "") or type(self.tokenizer).__name__)
         self.chat_template: str = _template_source(self.tokenizer, self.name, chat_template)
 
-        # Two copies, so that neither switch below is ever flipped while another thread encodes.
+        # Own copies, one for each way to take special strings: the original's switches are flipped by whoever calls it.
         self._backend = deepcopy(self.tokenizer.backend_tokenizer)
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._backend.encode_special_tokens = False
         self._plain_backend: Any = None
 
         added = self.tokenizer.added_tokens_decoder
@@ -188,9 +187,9 @@ class ChatTokenizer:
 
     def _find_end_of_turn(self) -> int:
         rendered = self._render([_message("user", "?"), _message("assistant", _SENTINEL)], False, [])
-        before, _, after = rendered.partition(_SENTINEL)
+        after = rendered.partition(_SENTINEL)[2]
         match = self._special_split.match(after)
-        if not before or match is None:
+        if match is None:
             raise self._error(
                 "must end an assistant's content with a special token", f"{after[:40]!r} after an assistant's content"
             )
