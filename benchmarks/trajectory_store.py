@@ -84,9 +84,7 @@ def main() -> None:
         print(f"episodes                    {args.episodes}")
         print(f"write, all included         {us:.0f} us per episode ({args.episodes / write_s:.0f} episodes/s)")
         print(f"share of rollout time       {us / rollout_us:.2%} (of {rollout_us / 1000:.1f} ms per episode)")
-        print(
-            f"append of {args.batch:<18}{np.median(appends):.4f} s in the median, {max(appends):.2f} s where it seals"
-        )
+        print(f"append of {args.batch:<18}{np.median(appends):.4f} s (median), {max(appends):.2f} s where it seals")
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"stored                      {size / args.episodes:.0f} bytes per episode, sealed")
 
@@ -101,7 +99,7 @@ def main() -> None:
         assert num_read == len(appends) * args.batch
         print(f"read, validated             {(num_read - 1000) / read_s:.0f} records/s")
         print(
-            f"peak memory                 {before:.0f} MB, {early:.0f} after 1000 records, {peak_memory_mb():.0f} at the end"
+            f"peak memory, MB             {before:.0f}, {early:.0f} after 1000 records, {peak_memory_mb():.0f} at the end"
         )
     finally:
         shutil.rmtree(folder)
