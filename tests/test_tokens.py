@@ -57,6 +57,14 @@ def test_observations_and_actions_in_a_row_are_what_the_template_renders(shape, 
         assert joined(stream[: 1 + 2 * turn]) == prompt
 
 
+@pytest.mark.parametrize("system_prompt", ["", "You craft things.\nBe brief."])
+def test_the_shipped_tokenizer_renders_the_same_turn_by_turn(system_prompt):
+    chat = chat_tokenizer()
+    stream, messages = play(chat, system_prompt)
+    assert joined(stream) == rendered(chat, messages, add_generation_prompt=False)
+    assert chat_tokenizer() is chat and chat_tokenizer("tiny").end_of_turn_id == chat.end_of_turn_id
+
+
 def test_messages_hold_the_conversation_in_roles_and_texts():
     _, messages = play(ChatTokenizer(make_tokenizer("chatml")), "Be brief.")
     assert messages == [
