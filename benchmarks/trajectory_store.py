@@ -98,9 +98,7 @@ def main() -> None:
         read_s = time.perf_counter() - begin
         assert num_read == len(appends) * args.batch
         print(f"read, validated             {(num_read - 1000) / read_s:.0f} records/s")
-        print(
-            f"peak memory, MB             {before:.0f}, {early:.0f} after 1000 records, {peak_memory_mb():.0f} at the end"
-        )
+        print(f"peak memory, MB             {before:.0f}, {early:.0f} after 1000 records, then {peak_memory_mb():.0f}")
     finally:
         shutil.rmtree(folder)
 
