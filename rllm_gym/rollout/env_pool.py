@@ -54,9 +54,8 @@ class EnvJob:
             if self.slot.world is None:
                 self.slot.world = as_world(make_env(self.slot.env_index))
             self.result = self.call(self.slot.world)
-        except (
-            Exception
-        ) as error:  # An environment is foreign code: whatever it raises fails this episode, not the run.
+        except Exception as error:
+            # Environments are foreign code: whatever one raises fails its episode, not the run.
             self.error = describe(error)
         finally:
             self.seconds = time.perf_counter() - start_s

@@ -53,6 +53,8 @@ def make_model(seed: int, folder: Path, *, tie_word_embeddings: bool = True) -> 
         initializer_range=0.3,  # wide enough that prompts matter: at the usual 0.02 every distribution is nearly flat
     )
     model = Qwen2ForCausalLM(config)
+    # Nearly every token: an engine that obeyed this file, and not the request's stop_ids, would end every turn at once.
+    model.generation_config.eos_token_id = list(range(len(tokenizer) - 1))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

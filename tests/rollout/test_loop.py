@@ -129,7 +129,7 @@ def test_a_new_horizon_holds_for_episodes_begun_later_only(talk, make_loop):
 
 
 def test_an_end_at_the_horizon_counts_as_the_worlds_own(talk, make_loop):
-    for reply, end_reason in (("!|", "terminated"), ("?|", "truncated"), ("a|", "horizon")):
+    for reply, end_reason in (("!|", "terminated"), ("!?|", "terminated"), ("?|", "truncated"), ("a|", "horizon")):
         engine = ScriptedEngine([talk.encode(reply)])
         assert only_episode(play(make_loop(engine), group(0, "T"), max_episode_steps=1)).end_reason == end_reason
 
@@ -188,6 +188,13 @@ def test_a_failed_episode_is_played_again_on_a_fresh_environment_with_the_same_s
     # Two attempts of two turns, then the whole one: its three requests have the seeds of the undisturbed run.
     assert [r.seed for r in engine.requests[4:]] == [r.seed for r in quiet.requests]
     assert made[2].reset_seeds == made[0].reset_seeds == [seed_of(7, 0, 0)]
+
+
+def test_a_failed_episode_is_played_again_before_new_ones_begin(talk, make_loop):
+    engine = ScriptedEngine(lambda prompt: talk.encode("!|" if "1>" in talk.decode(prompt) else "a|"))
+    _, make_env = crashing(talk, num_crashes=1)
+    play(make_loop(engine, make_env, num_envs=1), group(0, "A"), group(1, "B"))
+    assert [talk.decode(r.prompt_ids) for r in engine.requests] == ["A>", "A>a|1>", "A>", "A>a|1>", "B>", "B>a|1>"]
 
 
 def test_an_episode_that_fails_to_the_last_is_dropped_with_the_error_and_the_others_stay(talk, make_loop):
@@ -350,14 +357,26 @@ def test_a_timeout_says_what_the_episode_was_waiting_for(talk, make_loop, clock)
     assert "episode_timeout_s = 10.0; got 12.0 s, now waiting for its engine, after 0 steps" in episode.error
 
 
-def test_a_pause_between_calls_times_nobody_out(talk, make_loop, clock):
-    engine = ScriptedEngine(lambda p: talk.encode("!|"), num_steps=lambda p: 1 if talk.decode(p).startswith("F") else 4)
+def test_a_pause_between_calls_times_nobody_out_and_is_in_nobodys_time(talk, make_loop, clock):
+    class SlowEngine(ScriptedEngine):
+        def step(self):
+            clock.now_s += 2.0
+            return super().step()
+
+    engine = SlowEngine(lambda p: talk.encode("!|"), num_steps=lambda p: 1 if talk.decode(p).startswith("F") else 4)
     loop = make_loop(engine, episode_timeout_s=10.0)
     loop.submit([group(0, "S"), group(1, "F")], max_episode_steps=None)
-    for finished in loop.finished_groups():
-        assert finished.failed == []
+    total_s = {}
+    while loop.num_unfinished_episodes:
+        finished = next(loop.finished_groups())
         clock.now_s += 1000.0  # the learner learns
-    assert loop.num_unfinished_episodes == 0
+        total_s |= {e.item_id: e.timings["total_s"] for e in finished.episodes}
+    assert total_s == {"F": 2.0, "S": 8.0}
+    loop.submit([group(2, "S"), group(3, "F")], max_episode_steps=None)
+    for finished in loop.finished_groups():  # the same inside one call
+        clock.now_s += 1000.0
+        total_s |= {e.item_id: e.timings["total_s"] for e in finished.episodes}
+    assert total_s == {"F": 2.0, "S": 8.0}
 
 
 @pytest.mark.parametrize(

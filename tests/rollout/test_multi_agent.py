@@ -6,7 +6,7 @@ import pytest
 
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import seed_of
-from rllm_gym.types import TaskGroup
+from rllm_gym.types import SamplingParams, TaskGroup
 
 GROUP = TaskGroup((7, 0), "T", 1)
 
@@ -62,21 +62,22 @@ def test_by_turns_each_agent_has_its_own_stream_and_waiting_agents_get_their_rew
     world = ScriptedWorld(
         talk,
         {"x": "x0"},
-        ({"y": "y0"}, {"x": 0.5, "y": 4.0}),  # y's reward comes before its first turn
-        ({"x": "x1"}, {"y": 0.25, "x": 1.0}),  # x's comes while it waits
-        ({"x": "x2", "y": "y1"}, {"x": 0.125, "y": -1.0}, {"__all__": True}),
+        ({"x": "x1"}, {"x": 0.5, "y": 1.0}),  # y's rewards come before its first turn
+        ({"y": "y0"}, {"y": 3.0}),
+        ({"x": "x2"}, {"y": 0.25, "x": 1.0}),  # x's comes while it waits
+        ({"x": "x3", "y": "y1"}, {"x": 0.125, "y": -1.0}, {"__all__": True}),
     )
-    engine = ScriptedEngine([talk.encode("A|"), talk.encode("B|"), talk.encode("C|")])
+    engine = ScriptedEngine([talk.encode("A|"), talk.encode("B|"), talk.encode("C|"), talk.encode("D|")])
     episode = play(world, engine)
-    # x: P a E a F    y: P a F
-    assert stream_of(episode, "x", talk) == ([("x0", "A|", 1.5, 0), ("x1", "C|", 0.125, 2)], "x2")
-    assert stream_of(episode, "y", talk) == ([("y0", "B|", 3.25, 1)], "y1")
-    assert world.actions == [{"x": "A|"}, {"y": "B|"}, {"x": "C|"}]
-    assert [talk.decode(r.prompt_ids) for r in engine.requests] == ["x0", "y0", "x0A|x1"]
-    assert [r.seed for r in engine.requests] == [
-        seed_of(7, 0, 0, *agent_turn) for agent_turn in ((0, 0), (1, 0), (0, 1))
-    ]
-    assert (episode.end_reason, episode.num_env_steps) == ("terminated", 3)
+    # x: P a E a E a F    y: P a F
+    turns = [("x0", "A|", 0.5, 0), ("x1", "B|", 1.0, 1), ("x2", "D|", 0.125, 3)]
+    assert stream_of(episode, "x", talk) == (turns, "x3")
+    assert stream_of(episode, "y", talk) == ([("y0", "C|", 1.0 + 3.0 + 0.25 - 1.0, 2)], "y1")
+    assert world.actions == [{"x": "A|"}, {"x": "B|"}, {"y": "C|"}, {"x": "D|"}]
+    assert [talk.decode(r.prompt_ids) for r in engine.requests] == ["x0", "x0A|x1", "y0", "x0A|x1B|x2"]
+    agents_and_turns = [(0, 0), (0, 1), (1, 0), (0, 2)]
+    assert [r.seed for r in engine.requests] == [seed_of(7, 0, 0, *parts) for parts in agents_and_turns]
+    assert (episode.end_reason, episode.num_env_steps) == ("terminated", 4)
     assert episode.info == {"x": {"is_success": True}, "y": {"is_success": True}}
     assert episode.streams["y"].messages == [{"role": "user", "content": "y1"}]
 
@@ -98,16 +99,27 @@ def test_at_the_same_time_the_world_steps_once_all_have_acted_in_the_worlds_orde
     assert episode.end_reason == "truncated"
 
 
+class StrictEngine(ScriptedEngine):
+    """Must not be stepped in vain: another module's turn would pay for it."""
+
+    def step(self):
+        assert self._running
+        return super().step()
+
+
 def test_each_agent_is_served_by_its_modules_engine_and_params(talk, play):
     world = ScriptedWorld(talk, {"x": "x0", "y": "y0"}, ({}, {"x": 1.0}, {"__all__": True}))
-    engines = {"left": ScriptedEngine([talk.encode("L|")]), "right": ScriptedEngine([talk.encode("R|")])}
+    engines = {"left": StrictEngine([talk.encode("L|")]), "right": StrictEngine([talk.encode("Right|")])}
     engines["right"].policy_version = 3
-    episode = play(world, engines, module_of=lambda agent_id, episode: {"x": "left", "y": "right"}[agent_id])
+    params = {"left": SamplingParams(4, temperature=0.5), "right": SamplingParams(3)}
+    module_of = lambda agent_id, episode: {"x": "left", "y": "right"}[agent_id]  # noqa: E731
+    episode = play(world, engines, module_of=module_of, params=params)
     assert {a: (s.module_id, s.turns[0].policy_version) for a, s in episode.streams.items()} == {
         "x": ("left", 0),
         "y": ("right", 3),
     }
-    assert world.actions == [{"x": "L|", "y": "R|"}]
+    assert world.actions == [{"x": "L|", "y": "Rig"}]
+    assert {module_id: engine.requests[0].params for module_id, engine in engines.items()} == params
 
 
 def test_an_agent_that_has_ended_is_not_asked_again_and_keeps_its_last_observation(talk, play):
@@ -128,6 +140,12 @@ def test_no_room_for_one_agent_truncates_the_episode_for_all(talk, play):
     assert episode.end_reason == "context_limit"
     assert stream_of(episode, "x", talk) == ([("x0", "a|", 0.0, 0)], "x" * 20)
     assert stream_of(episode, "y", talk) == ([("y0", "a|", 1.0, 0)], "y1")
+
+
+def test_a_first_prompt_without_room_fails_the_episode_also_when_others_have_acted(talk, play):
+    world = ScriptedWorld(talk, {"x": "x0"}, ({"y": "y" * 30}, {}))
+    episode = play(world, ScriptedEngine(lambda prompt: talk.encode("a|")), max_model_len=30)
+    assert "a first prompt and one turn must fit in max_model_len = 30; got 30 + 8 tokens" in episode.error
 
 
 def test_an_episode_that_goes_on_with_nobody_to_act_fails(talk, play):

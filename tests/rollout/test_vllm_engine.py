@@ -81,13 +81,10 @@ def test_a_seed_repeats_whatever_else_is_running(engine):
     assert alone.token_ids.tolist() == beside.token_ids.tolist() != other_seed.token_ids.tolist()
 
 
-def test_the_models_own_end_token_does_not_end_a_turn_unasked(engine, models):
-    end = models[0].generation_config.eos_token_id
-    # Nearly uniform over 259 tokens: 600 draws hold the end token with probability 0.9, and with these seeds they do.
-    requests = [request(f"hot{i}", prompt=PROMPT[:5], seed=i, max_new_tokens=150, temperature=20.0) for i in range(4)]
-    sampled = [completion.token_ids.tolist() for completion in run(engine, *requests)]
-    assert [len(ids) for ids in sampled] == [150] * 4
-    assert any(end in ids[:-1] for ids in sampled)
+def test_the_models_own_end_tokens_do_not_end_a_turn_unasked(engine, models):
+    assert models[0].generation_config.eos_token_id == list(range(258))
+    (completion,) = run(engine, request("free"))
+    assert len(completion.token_ids) == 8
 
 
 def test_a_turn_ends_with_its_stop_token_included(engine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +42,8 @@ class ScriptedEngine:
         if callable(replies):
             self._reply = replies
         else:
-            remaining = iter(replies)
-            self._reply = lambda prompt_ids: next(remaining)
+            remaining = deque(replies)
+            self._reply = lambda prompt_ids: remaining.popleft()
         self._num_steps = num_steps
         self._running: list[_Running] = []
 
