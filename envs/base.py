@@ -141,10 +141,9 @@ class TextEnv(gymnasium.Env[str, str]):
         return f"{self.name}_{index}"
 
     def _parse_item_id(self, item_id: Any) -> int:
-        text = str(item_id).removeprefix(f"{self.name}_")
-        is_id = isinstance(item_id, (str, int, np.integer)) and not isinstance(item_id, bool)
-        if is_id and text.isascii() and text.isdigit() and int(text) < self.num_items:
-            return int(text)
+        digits = str(item_id).removeprefix(f"{self.name}_") if isinstance(item_id, (str, int, np.integer)) else ""
+        if digits.isascii() and digits.isdigit() and int(digits) < self.num_items:
+            return int(digits)
         raise ConfigError(
             f"{self._who}: an item id is a number from 0 to {self.num_items - 1}, with or without "
             f'"{self.name}_" before it; got {item_id!r}. Choose one of these.'

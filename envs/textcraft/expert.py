@@ -27,8 +27,9 @@ class _Planner:
         self.actions: list[str] = []
 
     def craft(self, item: str, count: int) -> int:
-        """Craft at least `count` of an item, and return how many that makes."""
-        recipe, times = _cheapest(item, count)
+        """Craft at least `count` of an item by the recipe that is cheapest now, and return how many that makes."""
+        recipe = min(self.book.by_item[item], key=lambda recipe: _recipe_cost(recipe, count, self.stock))
+        times = math.ceil(count / recipe.count)
         names = []
         for part in recipe.ingredients:
             names.append(self.choose(part.name, times * part.count))
@@ -38,11 +39,8 @@ class _Planner:
 
     def choose(self, name: str, count: int) -> str:
         """Return the item to use for an ingredient: one that is in stock, or else the cheapest."""
-        members = self.book.members.get(name)
-        if members is None:
-            return name
-        held = (item for item in members if self.stock.get(item, 0) >= count)
-        return next(held, None) or min(members, key=lambda item: _cost(item, count))
+        members = self.book.members.get(name, (name,))
+        return min(members, key=lambda item: _cost_now(item, count, self.stock))
 
     def take(self, item: str, count: int) -> None:
         """Set `count` of an item aside, after gathering what is missing."""
@@ -55,16 +53,16 @@ class _Planner:
         self.stock[item] = self.stock.get(item, 0) + held - count
 
 
-@functools.cache
-def _cheapest(item: str, count: int) -> tuple[Recipe, int]:
-    """Return the recipe that makes `count` of an item with the fewest actions from nothing, and how often to use it."""
-    recipe = min(load_book().by_item[item], key=lambda recipe: _recipe_cost(recipe, count))
-    return recipe, math.ceil(count / recipe.count)
+def _cost_now(name: str, count: int, stock: Mapping[str, int]) -> int:
+    """Return 0 where `count` of an item, or of one member of a tag, is in stock, and else `_cost`."""
+    members = load_book().members.get(name, (name,))
+    return 0 if any(stock.get(item, 0) >= count for item in members) else _cost(name, count)
 
 
-def _recipe_cost(recipe: Recipe, count: int) -> int:
+def _recipe_cost(recipe: Recipe, count: int, stock: Mapping[str, int]) -> int:
+    """Return how many actions it takes to make `count` by a recipe."""
     times = math.ceil(count / recipe.count)
-    return times + sum(_cost(part.name, times * part.count) for part in recipe.ingredients)
+    return times + sum(_cost_now(part.name, times * part.count, stock) for part in recipe.ingredients)
 
 
 @functools.cache
@@ -74,5 +72,5 @@ def _cost(name: str, count: int) -> int:
     if name in book.members:
         return min(_cost(item, count) for item in book.members[name])
     if name in book.by_item:
-        return min(_recipe_cost(recipe, count) for recipe in book.by_item[name])
+        return min(_recipe_cost(recipe, count, {}) for recipe in book.by_item[name])
     return 1
