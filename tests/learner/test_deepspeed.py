@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers import MODULE, change, distance, largest, make_config, make_episodes, make_group, update, weights
+from learner_helpers import MODULE, change, distance, largest, make_config, make_episodes, make_group, update, weights
 
 EPISODES = 12
 

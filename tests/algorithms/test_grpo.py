@@ -1,0 +1,198 @@
+"""GRPO end to end on toy worlds: it learns, resumes bit for bit, survives dead runners, and reports what fails."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from algorithm_helpers import module_weights, start_ray, toy_config
+
+from rllm_gym.algorithms.grpo import GRPO
+from rllm_gym.data import read_episodes
+from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster():
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def build():
+    """Build algorithms and stop them after the test."""
+    built = []
+
+    def make(config):
+        built.append(config.build_algo())
+        return built[-1]
+
+    yield make
+    for algo in built:
+        algo.stop()
+
+
+def equal(a, b) -> bool:
+    return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def numbers(result, prefix="") -> dict[str, float]:
+    flat = {}
+    for key, value in result.items():
+        if isinstance(value, dict) and key != "config":
+            flat |= numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, (int, float, np.floating)):
+            flat[prefix + key] = float(value)
+    return flat
+
+
+def test_it_learns_to_say_the_word(tiny_model, build):
+    algo = build(toy_config(tiny_model, lr=3e-3))
+    returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(30)]
+    print("returns", np.round(returns, 3))
+    assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.25
+
+
+def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, tmp_path):
+    scaling = {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 3}
+    config = toy_config(tiny_model, env_config={"num_turns": 2}, max_episode_steps=None, scaling_inter=scaling)
+    algo = build(config)
+    for _ in range(3):
+        result = algo.train()
+    assert result["max_episode_steps"] == 1
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    saved = module_weights(algo)
+    expected = algo.train()
+    straight = module_weights(algo)
+    assert not equal(saved, straight)
+
+    restored = GRPO.from_checkpoint(path)
+    try:
+        assert equal(saved, module_weights(restored))
+        resumed = restored.train()
+        assert equal(straight, module_weights(restored))
+        for name in ("max_episode_steps", "policy_version", "training_iteration"):
+            assert resumed[name] == expected[name], name
+        assert resumed["max_episode_steps"] == 2
+        assert resumed["env_runners"]["num_episodes_lifetime"] == expected["env_runners"]["num_episodes_lifetime"]
+    finally:
+        restored.stop()
+
+    # And in place, backwards: the runners must drop the newer weights that they hold.
+    algo.restore_from_path(path)
+    algo.train()
+    assert equal(straight, module_weights(algo))
+
+
+def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(tiny_model, build):
+    scaling = {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 1}
+    config = toy_config(tiny_model, env_config={"num_turns": 3}, max_episode_steps=None, scaling_inter=scaling)
+    algo = build(config)
+    algo.train()
+    [pid] = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+    os.kill(pid, signal.SIGKILL)
+    result = algo.train()
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
+    assert result["env_runners"]["num_episodes"] == 128
+    assert result["max_episode_steps"] == 2
+    assert result["env_runners"]["num_turns_mean"] == 2.0
+    assert result["policy_version"] == 1
+    assert result["learners"]["default_policy"]["logp_difference_max"] < 1e-3
+
+
+def test_every_metric_is_finite_in_every_result_also_when_all_groups_are_dropped(tiny_model, build):
+    algo = build(toy_config(tiny_model, env_config={"num_turns": 2}, max_episode_steps=1, groups_per_step=2, group_size=2))
+    for _ in range(2):
+        flat = numbers(algo.train())
+        assert not [name for name, value in flat.items() if not math.isfinite(value)]
+    names = set(flat)
+    algo.compute_advantages = lambda streams, group: [None] * len(streams)
+    before = module_weights(algo)
+    result = algo.train()
+    flat = numbers(result)
+    assert set(flat) == names
+    assert not [name for name, value in flat.items() if not math.isfinite(value)]
+    assert result["num_groups_dropped"] == result["num_groups"] == 2
+    assert equal(before, module_weights(algo))
+    assert algo.train()["policy_version"] == 2  # two syncs so far: the empty steps made none
+    algo.config._is_frozen = False
+    algo.config.max_empty_steps = 3
+    with pytest.raises(RllmGymError, match="3 train steps in a row had only groups of equal returns"):
+        algo.train()
+
+
+def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_model, build, tmp_path):
+    config = toy_config(
+        tiny_model, "flaky", env_config={"fail_resets": 3}, max_episode_retries=0, max_failed_fraction=0.2,
+        groups_per_step=4, group_size=8, save_trajectories=True,
+    )  # fmt: skip
+    algo = build(config)
+    result = algo.train()
+    failed = result["env_runners"]["num_failed_episodes"]
+    assert failed == 3
+    assert result["env_runners"]["num_episodes"] == 32 - 3
+    records = list(read_episodes(algo.trajectories_path))
+    assert sum(record.error is not None for record in records) == 3
+    assert len(records) == 32
+    assert {record.advantage is None for record in records if record.error} == {True}
+
+    strict = build(config.copy(copy_frozen=False).env_runners(max_failed_fraction=0.0))
+    with pytest.raises(TooManyFailedEpisodesError, match="3 of 32 episodes failed.*WorldError"):
+        strict.train()
+
+
+def test_what_breaks_in_a_runner_reaches_the_driver(tiny_model):
+    with pytest.raises(RllmGymError, match=r"could not be built: ConfigError: .*no_such_option"):
+        toy_config(tiny_model, engine_options={"no_such_option": 1}).build_algo()
+
+
+def test_evaluation_repeats_with_the_same_seeds_and_leaves_training_alone(tiny_model, build):
+    config = toy_config(tiny_model, evaluation_splits=["train", "eval"], evaluation_duration=12)
+    algo = build(config)
+    first, second = algo.evaluate(), algo.evaluate()
+    assert first["train"]["num_episodes"] == first["eval"]["num_episodes"] == 12
+    for split in ("train", "eval"):
+        assert first[split]["episode_return_mean"] == second[split]["episode_return_mean"]
+    algo.train()
+    untouched = build(config)
+    untouched.train()
+    assert equal(module_weights(algo), module_weights(untouched))
+
+
+@pytest.mark.parametrize("is_simultaneous", [False, True])
+def test_two_agents_share_one_module(tiny_model, build, is_simultaneous):
+    config = toy_config(tiny_model, "pass_the_word", env_config={"is_simultaneous": is_simultaneous}, lr=3e-3)
+    config.multi_agent(policies={"shared"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "shared")
+    algo = build(config)
+    results = [algo.train() for _ in range(3)]
+    assert results[-1]["env_runners"]["num_episodes"] == 128
+    assert results[-1]["num_groups"] == 16  # a group for each task and agent
+    assert results[-1]["learners"]["shared"]["logp_difference_max"] < 1e-3
+    assert results[-1]["learners"]["shared"]["gradient_norm"] > 0
+
+
+def test_of_two_modules_the_frozen_one_stays_bit_equal(tiny_model, build):
+    config = toy_config(tiny_model, "pass_the_word", lr=3e-3)
+    config.multi_agent(
+        policies={"alice", "bob"},
+        policy_mapping_fn=lambda agent_id, episode, **kwargs: agent_id,
+        policies_to_train=["alice"],
+    )
+    algo = build(config)
+    before = {name: module_weights(algo, name) for name in ("alice", "bob")}
+    for _ in range(2):
+        result = algo.train()
+    assert not equal(before["alice"], module_weights(algo, "alice"))
+    assert equal(before["bob"], module_weights(algo, "bob"))
+    assert result["learners"]["alice"]["gradient_norm"] > 0
+    assert "gradient_norm" not in result["learners"].get("bob", {})
