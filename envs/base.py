@@ -141,7 +141,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return f"{self.name}_{index}"
 
     def _parse_item_id(self, item_id: Any) -> int:
-        digits = str(item_id).removeprefix(f"{self.name}_") if isinstance(item_id, (str, int, np.integer)) else ""
+        digits = str(item_id).removeprefix(f"{self.name}_")
         if digits.isascii() and digits.isdigit() and int(digits) < self.num_items:
             return int(digits)
         raise ConfigError(

@@ -1,5 +1,6 @@
 """TextCraft: parity with recorded transcripts, tasks, splits, grammar, expert."""
 
+import copy
 import hashlib
 import json
 import subprocess
@@ -340,6 +341,8 @@ def test_the_expert_solves_every_goal_from_strange_states():
                 action = other.expert_action()
                 other.step(action)
                 env.step(action)
+        whole = copy.deepcopy(env)
+        assert [whole.step(action)[2] for action in plan(env._goal, env._inventory)][-1]
         for _ in range(100):
             if env.is_success:
                 break
@@ -348,6 +351,9 @@ def test_the_expert_solves_every_goal_from_strange_states():
 
 
 def test_the_expert_uses_what_is_held():
+    env = env_at(load_book().goals.index("minecraft:iron_ingot"))
+    replies(env, "get 4 iron nugget")
+    assert env.expert_action() == "Thought: I need 5 iron nugget.\nAction: get 5 iron nugget"
     env = env_at(306)  # a note block takes 8 planks of any one kind and 1 redstone
     replies(env, "get 2 birch logs", *2 * ("craft 4 birch planks using 1 birch logs",))
     assert env.expert_action() == "Thought: I need 1 redstone.\nAction: get 1 redstone"
