@@ -1,0 +1,279 @@
+"""Checks an experiment before Ray starts: every fault becomes one line with the place where it was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from rllm_gym.cli.experiment import Experiment
+from rllm_gym.cli.options import import_object, option_hints, takes_object, type_fault, unknown_option
+from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
+from rllm_gym.cli.sweeps import candidates, combinations, find_samplers, is_sampler, sampler_fault
+from rllm_gym.errors import ConfigError, nearest
+
+# What the lead of every result offers to `stop`; below `env_runners/` and `evaluation/` the names are known too.
+RESULT_KEYS = (
+    "training_iteration",
+    "time_total_s",
+    "time_since_restore",
+    "iterations_since_restore",
+    "max_episode_steps",
+    "policy_version",
+    "num_groups",
+    "num_groups_dropped",
+    "num_env_steps_sampled_lifetime",
+)
+RESULT_GROUPS = ("env_runners", "learners", "evaluation", "evaluation_on_start", "timers", "fault_tolerance")
+
+
+@dataclass
+class Checked:
+    """An experiment that may run.
+
+    Args:
+        algorithm: the method's class.
+        configs: one validated `AlgorithmConfig` for every combination of a sweep's candidates; one without a sweep.
+        config: what Tune gets: the keys as written, objects in place of their "module:name".
+    """
+
+    experiment: Experiment
+    algorithm: Any
+    configs: list[Any]
+    config: dict[str, Any]
+
+
+def check_experiment(experiment: Experiment, *, allow_lookup: bool) -> Checked:
+    """Check everything that can be known without Ray.
+
+    Args:
+        allow_lookup: look for `base_model` on the hub if it is neither a folder nor cached.
+
+    Raises:
+        ExperimentError: one line per fault.
+    """
+    from rllm_gym.algorithms.registry import get_algorithm_class
+
+    faults: list[str] = []
+    source = experiment.source
+    faults += _stop_faults(experiment) + _checkpoint_faults(experiment)
+    try:
+        algorithm = get_algorithm_class(experiment.run)
+    except ConfigError as error:
+        raise ExperimentError("\n".join([source.fault(("run",), error), *faults])) from error
+    hints = option_hints(algorithm.get_default_config())
+    config = _canonical(experiment, faults)
+    for name, value in config.items():
+        if reason := unknown_option(name, hints):
+            faults.append(source.fault(("config", name), reason))
+        else:
+            faults += _value_faults(experiment, name, value, hints[name])
+    env_id = _env_id(experiment, faults)
+    if faults:
+        raise ExperimentError("\n".join(faults))
+    config = {name: _with_objects(value, hints[name]) for name, value in config.items()}
+    config["env"] = env_id
+    checked = Checked(experiment, algorithm, [], config)
+    checked.configs = [_validated(checked, combination) for combination in combinations(config)]
+    _check_worlds(checked)
+    _check_base_models(checked, allow_lookup)
+    return checked
+
+
+# --- stop and checkpoint_config ---
+
+
+def flat_keys(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, keys joined by a slash, as Tune does for results."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat |= flat_keys(value, f"{name}/") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _stop_faults(experiment: Experiment) -> list[str]:
+    faults = []
+    for name, value in flat_keys(experiment.stop).items():
+        first = name.partition("/")[0]
+        path = ("stop", name) if ("stop", name) in experiment.source.labels else ("stop", first)
+        if reason := _unknown_result(name):
+            faults.append(experiment.source.fault(path, reason))
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            faults.append(experiment.source.fault(path, f"stop: {name} must be a number; got {value!r}."))
+    return faults
+
+
+def _unknown_result(name: str) -> str | None:
+    from rllm_gym.algorithms.metrics import episode_metrics
+
+    first, slash, rest = name.partition("/")
+    if not slash:
+        if name in RESULT_KEYS:
+            return None
+        return f"stop: no result has the key {name!r}; did you mean {nearest(name, RESULT_KEYS)!r}?"
+    if first not in RESULT_GROUPS:
+        return f"stop: no result has the key {name!r}; did you mean {nearest(first, RESULT_GROUPS) + '/' + rest!r}?"
+    known = [*episode_metrics([], []), "num_episodes_lifetime", "num_env_steps_sampled_lifetime", "horizon"]
+    split, _, leaf = rest.rpartition("/")
+    if first in ("env_runners", "evaluation", "evaluation_on_start") and leaf not in known:
+        right = "/".join(part for part in (first, split, nearest(leaf, known)) if part)
+        return f"stop: no result has the key {name!r}; did you mean {right!r}?"
+    return None
+
+
+def _checkpoint_faults(experiment: Experiment) -> list[str]:
+    from ray.tune import CheckpointConfig
+
+    faults = []
+    hints = typing.get_type_hints(CheckpointConfig)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(CheckpointConfig) if not f.name.startswith("_")}
+    for name, value in experiment.checkpoint_config.items():
+        path = ("checkpoint_config", name)
+        if name not in known:
+            reason = f"checkpoint_config: unknown key {name!r}; did you mean {nearest(name, known)!r}?"
+            faults.append(experiment.source.fault(path, reason))
+        elif reason := type_fault(name, value, known[name]):
+            faults.append(experiment.source.fault(path, reason.replace("config.", "checkpoint_config.", 1)))
+    if not faults:
+        try:
+            CheckpointConfig(**experiment.checkpoint_config)
+        except ValueError as error:
+            faults.append(experiment.source.fault(("checkpoint_config",), f"checkpoint_config: {error}"))
+    return faults
+
+
+# --- config ---
+
+
+def _canonical(experiment: Experiment, faults: list[str]) -> dict[str, Any]:
+    """Return config under the names that RLlib stores: it takes `callbacks` for `callbacks_class`, and a few more."""
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    config: dict[str, Any] = {}
+    labels = experiment.source.labels
+    for key, value in experiment.config.items():
+        name = AlgorithmConfig._translate_special_keys(key, warn_deprecated=False)
+        if name in config:
+            faults.append(
+                experiment.source.fault(("config", key), f"config: {key!r} means {name!r}, which is set already.")
+            )
+        if ("config", key) in labels:
+            labels[("config", name)] = labels[("config", key)]
+        config[name] = value
+    return config
+
+
+def _value_faults(experiment: Experiment, name: str, value: Any, hint: Any) -> list[str]:
+    source = experiment.source
+    faults = []
+    for path, kind, arguments in find_samplers(value, ("config", name)):
+        if reason := sampler_fault(kind, arguments):
+            faults.append(source.fault(path, f"{'.'.join(map(str, path))}: {reason}"))
+    if faults:
+        return faults
+    values = candidates(*next(iter(value.items()))) if is_sampler(value) else [value]
+    reasons = [type_fault(name, candidate, hint) for candidate in values]
+    return [source.fault(("config", name), reason) for reason in dict.fromkeys(filter(None, reasons))]
+
+
+def _with_objects(value: Any, hint: Any) -> Any:
+    if not takes_object(hint):
+        return value
+    if isinstance(value, list):
+        return [_with_objects(part, hint) for part in value]
+    return import_object(value) if isinstance(value, str) else value
+
+
+def _env_id(experiment: Experiment, faults: list[str]) -> str:
+    from rllm_gym import normalize_env_id
+
+    try:
+        return normalize_env_id(experiment.env)
+    except ConfigError as error:
+        faults.append(experiment.source.fault(("env",), error))
+        return experiment.env
+
+
+def _validated(checked: Checked, combination: dict[str, Any]) -> Any:
+    """Return the configuration object, after its own checks."""
+    config = checked.algorithm.get_default_config()
+    try:
+        config.update_from_dict(combination)
+        config.horizon_schedule  # noqa: B018  first: its message is about fewer keys than that of RLlib's checks
+        config.validate()
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise ExperimentError(checked.experiment.source.fault(_key_in(error, combination), error)) from error
+    return config
+
+
+def _key_in(error: Exception, combination: dict[str, Any]) -> KeyPath:
+    """Return the path of the option that a message is about: the first one that it names and that was written."""
+    text = str(error)
+    places = {name: text.find(name) for name in combination if name in text}
+    return ("config", min(places, key=lambda name: places[name])) if places else ("config",)
+
+
+# --- what the configuration points to ---
+
+
+def _check_worlds(checked: Checked) -> None:
+    """Make the environment once for every `env_config` and evaluation split, at the text level."""
+    from rllm_gym.rollout.env_runner import make_text_world
+
+    source = checked.experiment.source
+    tried: list[tuple[Any, str | None]] = []
+    for config in checked.configs:
+        splits = list(config.evaluation_splits) if config.evaluation_interval else []
+        for split in (None, *splits):
+            if (config.env_config, split) in tried:
+                continue
+            tried.append((config.env_config, split))
+            path: KeyPath = ("config", "env_config") if split is None else ("config", "evaluation_splits")
+            try:
+                world = make_text_world(config, **({"split": split} if split else {}))
+            except Exception as error:  # a world's constructor may raise anything
+                raise ExperimentError(
+                    source.fault(_env_path(path, error, config.env_config), _world_text(error))
+                ) from error
+            try:
+                if not _speaks_text(world):
+                    raise ExperimentError(
+                        source.fault(
+                            ("env",), f"env: must be a text environment; {config.env} acts on {world.action_space}."
+                        )
+                    )
+            finally:
+                world.close()
+
+
+def _world_text(error: Exception) -> str:
+    text = one_line(error)
+    return text if isinstance(error, ConfigError) else f"env: cannot be made: {type(error).__name__}: {text}"
+
+
+def _env_path(path: KeyPath, error: Exception, env_config: dict[str, Any]) -> KeyPath:
+    """Return the path of the key of `env_config` that a message names."""
+    named = [key for key in env_config if str(key) in str(error)]
+    return (*path, named[0]) if path[-1] == "env_config" and named else path
+
+
+def _speaks_text(world: Any) -> bool:
+    from gymnasium.spaces import Text
+
+    from rllm_gym.spaces import TokenSequence
+
+    if hasattr(world, "possible_agents"):
+        return True  # several agents; their world checks itself
+    return isinstance(world.action_space, (Text, TokenSequence))
+
+
+def _check_base_models(checked: Checked, allow_lookup: bool) -> None:
+    from rllm_gym.models import resolve_base_model
+
+    for name in dict.fromkeys(config.base_model for config in checked.configs):
+        try:
+            resolve_base_model(name, allow_lookup=allow_lookup)
+        except ConfigError as error:
+            raise ExperimentError(checked.experiment.source.fault(("config", "base_model"), error)) from error

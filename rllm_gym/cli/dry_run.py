@@ -1,0 +1,112 @@
+"""What `--dry-run` prints: the resolved configuration and what one train step may cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from rllm_gym.cli.check import Checked
+from rllm_gym.cli.sweeps import find_samplers, is_sampler, num_trials
+
+# Printed even where they have their default.
+ESSENTIALS = (
+    "base_model",
+    "dtype",
+    "engine",
+    "lr",
+    "groups_per_step",
+    "group_size",
+    "max_model_len",
+    "max_new_tokens",
+    "temperature",
+    "num_env_runners",
+    "num_learners",
+    "zero_stage",
+    "seed",
+)
+
+
+def dry_run_report(checked: Checked) -> str:
+    """Return the report; it is YAML itself, and running it is running the experiment."""
+    experiment = checked.experiment
+    default = checked.algorithm.get_default_config()
+    first = checked.configs[0]
+    config = {name: getattr(first, name) for name in ESSENTIALS}
+    config |= {
+        name: value
+        for name, value in checked.config.items()
+        if name != "env" and (name in config or _has_sampler(value) or value != getattr(default, name))
+    }
+    spec: dict[str, Any] = {"run": experiment.run, "env": checked.config["env"]}
+    for key in ("stop", "checkpoint_config"):
+        if getattr(experiment, key):
+            spec[key] = getattr(experiment, key)
+    if experiment.num_samples > 1:
+        spec["num_samples"] = experiment.num_samples
+    spec["config"] = {name: _plain(value) for name, value in config.items()}
+    text = yaml.safe_dump({experiment.name: spec}, sort_keys=False, default_flow_style=None, width=120)
+    return text + "".join(f"# {line}\n" for line in _costs(checked))
+
+
+def _has_sampler(value: Any) -> bool:
+    return is_sampler(value) or any(True for _ in find_samplers(value))
+
+
+def _plain(value: Any) -> Any:
+    """Return what YAML can show: "module:name" for classes and functions."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return f"{value.__module__}:{getattr(value, '__qualname__', value)}"
+
+
+def _costs(checked: Checked) -> list[str]:
+    """Return lines on the tokens of a train step, the trials, and what one asks of the machine."""
+    lines = []
+    bounds = sorted({_tokens_per_step(config) for config in checked.configs})
+    low, high = bounds[0], bounds[-1]
+    episodes = _range(low[0], high[0])
+    lines.append(f"tokens per train step: at most {_range(low[1], high[1])} in {episodes} episodes")
+    lines.append(f"of these sampled: at most {_range(low[2], high[2])}")
+    for config in checked.configs[:1]:
+        horizons = config.horizon_schedule
+        if len(horizons.horizons) > 1:
+            stages = ", then ".join(map(str, horizons.horizons))
+            lines.append(f"horizon in turns: {stages}; {horizons.steps_per_stage} train steps each")
+        else:
+            lines.append(f"horizon in turns: {horizons.last or 'set by the environment'}")
+    trials = num_trials(checked.experiment.config, checked.experiment.num_samples)
+    lines.append(f"trials: {trials}")
+    needed = required_resources(checked)
+    lines.append("each trial: " + ", ".join(f"{count:g} {name}s" for name, count in needed.items()))
+    return lines
+
+
+def _tokens_per_step(config: Any) -> tuple[int, int, int]:
+    """Return (episodes, all their tokens, sampled tokens), upper bounds."""
+    episodes = config.groups_per_step * config.group_size
+    horizon = max((h for h in config.horizon_schedule.horizons if h is not None), default=None)
+    sampled = config.max_model_len if horizon is None else min(config.max_model_len, horizon * config.max_new_tokens)
+    return episodes, episodes * config.max_model_len, episodes * sampled
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def required_resources(checked: Checked) -> dict[str, float]:
+    """Return the logical resources of the largest trial, for example {"CPU": 2, "GPU": 0}."""
+    needed: dict[str, float] = {"CPU": 0, "GPU": 0}
+    for bundles in bundles_per_trial(checked):
+        for name in {name for bundle in bundles for name in bundle}:
+            needed[name] = max(needed.get(name, 0), sum(bundle.get(name, 0) for bundle in bundles))
+    return needed
+
+
+def bundles_per_trial(checked: Checked) -> list[list[dict[str, float]]]:
+    """Return each candidate configuration's resource bundles, as Tune will ask Ray for them."""
+    return [checked.algorithm.default_resource_request(config).bundles for config in checked.configs]

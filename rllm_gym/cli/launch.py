@@ -1,0 +1,225 @@
+"""Runs a checked experiment through Ray Tune: trial folders, stopping, Ctrl-C, resuming, and the last words."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from rich.console import Console
+
+from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, read_results, write_manifest, write_origin
+from rllm_gym.cli.check import Checked, flat_keys
+from rllm_gym.cli.dry_run import bundles_per_trial
+from rllm_gym.cli.progress import ProgressReporter
+from rllm_gym.cli.ray_session import ray_session
+from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
+from rllm_gym.cli.sweeps import num_trials, to_tune
+from rllm_gym.errors import ConfigError
+
+ERROR_LINES = 15
+
+
+class StopWhen(tune.Stopper):
+    """Stops a trial when a result reaches what `stop` says, or at its next result once somebody asked for an end.
+
+    Args:
+        stop: result keys, nested or joined by slashes, to the value that ends a trial once it is reached.
+        seconds_before: what a resumed run had taken already; Tune counts `time_total_s` from the resumption.
+    """
+
+    def __init__(self, stop: dict[str, Any], *, seconds_before: float = 0.0) -> None:
+        self._stop, self._seconds_before = flat_keys(stop), seconds_before
+        self.is_asked = False
+        self.reporter: ProgressReporter | None = None
+
+    def is_met(self, result: dict[str, Any]) -> bool:
+        flat = flat_keys(result)
+        flat["time_total_s"] = flat.get("time_total_s", 0.0) + self._seconds_before
+        return any(flat.get(name) is not None and flat[name] >= value for name, value in self._stop.items())
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return self.is_asked or self.is_met(result)
+
+    def stop_all(self) -> bool:
+        """Keep trials that wait from starting; those that run end with their next result, and so with a checkpoint."""
+        return self.is_asked and (self.reporter is None or self.reporter.num_active == 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "reporter": None,
+        }  # Tune saves the stopper with the experiment; a terminal cannot be saved
+
+
+class CheckpointSealer(tune.Callback):
+    """Seals checkpoints that lie complete in a trial's folder, and notes what a resumed trial goes on from."""
+
+    def __init__(self, resumed: CheckpointInfo | None) -> None:
+        self._resumed = resumed
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if self._resumed:
+            write_origin(Path(trial.path), self._resumed)
+
+    def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
+        write_manifest(Path(checkpoint.path), training_iteration=trial.last_result.get("training_iteration", 0))
+
+
+def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, verbose: bool, console: Console) -> int:
+    """Train, and return the exit code.
+
+    Raises:
+        ConfigError: there is nothing to resume, or Ray has no room for a trial.
+    """
+    experiment = checked.experiment
+    run = runs.absolute() / experiment.name
+    trials = num_trials(experiment.config, experiment.num_samples)
+    resumed = _checkpoint_to_resume(run, trials) if resume else None
+    history = _history(resumed) if resumed else []
+    stopper = StopWhen(experiment.stop, seconds_before=_seconds(history))
+    reached = {"training_iteration": resumed.training_iteration if resumed else 0}
+    if resumed and (_is_met(StopWhen(experiment.stop), history[-1:]) or StopWhen(experiment.stop).is_met(reached)):
+        console.print(
+            f"{experiment.name}: `stop` is already met at train step {resumed.training_iteration} of {resumed.path}.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 0
+    reporter = ProgressReporter(
+        console,
+        last_step=experiment.stop.get("training_iteration"),
+        num_trials=trials,
+        first_step=reached["training_iteration"],
+    )
+    stopper.reporter = reporter
+    with ray_session(address, bundles_per_trial(checked), verbose=verbose):
+        reporter.say(f"{experiment.name}: {experiment.run} on {checked.config['env']}, into {run}")
+        if resumed:
+            reporter.say(f"resuming {resumed.path} at train step {resumed.training_iteration}")
+        with _ending_on_signals(stopper, reporter):
+            analysis = tune.run(
+                checked.algorithm,
+                name=experiment.name,
+                config=to_tune(checked.config),
+                stop=stopper,
+                num_samples=experiment.num_samples,
+                storage_path=str(runs.absolute()),
+                checkpoint_config=tune.CheckpointConfig(**{"checkpoint_at_end": True, **experiment.checkpoint_config}),
+                trial_dirname_creator=trial_dirname,
+                restore=str(resumed.path) if resumed else None,
+                callbacks=[reporter, CheckpointSealer(resumed)],
+                raise_on_failed_trial=False,
+                verbose=0,
+            )
+    return _conclude(run, analysis.trials, console, was_asked=stopper.is_asked)
+
+
+def trial_dirname(trial: Any) -> str:
+    """Return a trial's folder: when it began, its id, and of a sweep what it tries."""
+    tag = "" if trial.experiment_tag in ("", "0") else "_" + str(trial.experiment_tag).replace("/", "-")[:80]
+    return time.strftime("%Y-%m-%d_%H-%M-%S") + f"_{trial.trial_id}{tag}"
+
+
+def _checkpoint_to_resume(run: Path, trials: int) -> CheckpointInfo:
+    if trials > 1:
+        raise ConfigError(
+            f"resume: one trial can be resumed; got a sweep of {trials}. Write the values to go on with into the file."
+        )
+    if info := newest_checkpoint(run):
+        return info
+    raise ConfigError(f"resume: {run} holds no complete checkpoint. Run without --resume, or set checkpoint_frequency.")
+
+
+def _history(resumed: CheckpointInfo) -> list[dict[str, Any]]:
+    return [r for r in read_results(resumed.trial) if r["training_iteration"] <= resumed.training_iteration]
+
+
+def _seconds(history: list[dict[str, Any]]) -> float:
+    """Return the time that a resumed run has behind it, over all its trials."""
+    return float(sum(result.get("time_this_iter_s", 0.0) for result in history))
+
+
+def _is_met(stopper: StopWhen, results: list[dict[str, Any]]) -> bool:
+    return any(stopper.is_met(result) for result in results)
+
+
+@contextlib.contextmanager
+def _ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator[None]:
+    """End after the running train step on the first SIGINT or SIGTERM; at once on the second."""
+
+    def handle(number: int, frame: Any) -> None:
+        if stopper.is_asked:
+            raise KeyboardInterrupt
+        stopper.is_asked = True
+        reporter.say("ending after this train step, with a checkpoint; once more ends at once, without one")
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        reporter.close()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool) -> int:
+    """Write the summary and the curve, say where everything lies, and return the exit code."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    folders = [Path(trial.path) for trial in trials]
+    failed = [trial for trial in trials if trial.status == "ERROR"]
+    for trial in failed:
+        say(describe_error(Path(trial.path)))
+    summary = write_summary(run, folders)
+    curve = draw_curve(run, folders)
+    if was_asked:
+        say("ended as asked; --resume goes on from the checkpoint")
+    for folder in folders:
+        checkpoint = newest_checkpoint(folder)
+        say(f"checkpoint    {checkpoint.path if checkpoint else 'none'}")
+        say(f"TensorBoard   tensorboard --logdir {folder}")
+        if (folder / "trajectories").is_dir():
+            say(f"trajectories  {folder / 'trajectories'}")
+    if curve:
+        say(f"curve         {curve}")
+    if summary:
+        say(f"summary       {run / SUMMARY}")
+        for one in summary.get("trials", [summary]):
+            say(describe_summary(one))
+    return 1 if failed else 0
+
+
+def describe_summary(summary: dict[str, Any]) -> str:
+    """Return the before and after of every split in one line."""
+    parts = []
+    for split, rate in summary["evaluations"].items():
+        before = "?" if rate["before"] is None else f"{rate['before']:.3f}"
+        parts.append(f"{split} {before} -> {rate['after']:.3f}")
+    return (
+        f"success rate  {'   '.join(parts)}   ({summary['episodes']:g} episodes each, horizon {summary['horizon']:g})"
+    )
+
+
+def describe_error(folder: Path) -> str:
+    """Return a failed trial's error: its last exception first, then the end of the traceback."""
+    try:
+        lines = (folder / "error.txt").read_text(encoding="utf-8").rstrip().splitlines()
+    except OSError:
+        return f"a trial failed; its folder is {folder}"
+    # The message may have several lines: it begins at the last line that is not indented and names an exception.
+    start = next((k for k in range(len(lines) - 1, -1, -1) if _names_exception(lines[k])), len(lines) - 1)
+    tail = "\n".join(f"    {line}" for line in lines[-ERROR_LINES:])
+    return f"failed: {lines[start]}\n{tail}\nthe whole error is in {folder / 'error.txt'}"
+
+
+def _names_exception(line: str) -> bool:
+    head = line.partition(":")[0]
+    return bool(head) and not head[0].isspace() and head.replace(".", "").replace("_", "").isalnum() and ":" in line

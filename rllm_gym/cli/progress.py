@@ -1,0 +1,94 @@
+"""Shows a run while it goes: a progress bar on a terminal, and one line per train step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.tune import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rllm_gym.cli.summary import describe_evaluation
+
+
+def step_line(result: dict[str, Any], last_step: int | None) -> str:
+    """Return one train step in one line; what a result does not have is left out."""
+    runners = result.get("env_runners") or {}
+    step = result.get("training_iteration", 0)
+    parts = [f"step {step}/{last_step}" if last_step else f"step {step}"]
+
+    def add(text: str, *values: Any) -> None:
+        if all(value is not None for value in values):
+            parts.append(text.format(*values))
+
+    dropped, groups = result.get("num_groups_dropped"), result.get("num_groups")
+    add("success {:.2f}", runners.get("success_rate"))
+    add("turns {:.1f}", runners.get("num_turns_mean"))
+    add("horizon {:g}", result.get("max_episode_steps") or None)
+    add("sampled {:,.0f} tok/s", result.get("num_tokens_sampled_per_s"))
+    add("trained {:,.0f} tok/s", result.get("num_tokens_trained_per_s"))
+    add("dropped {:g}/{:g}", dropped, groups)
+    add("failed {:g}", runners.get("num_failed_episodes") or None)
+    add("{:.1f} s", result.get("time_this_iter_s"))
+    if groups and dropped == groups:
+        parts.append("nothing learnt: every group's returns were equal")
+    return "  ".join(parts)
+
+
+class ProgressReporter(Callback):
+    """Tune's view of a run, in our words.
+
+    Args:
+        last_step: train steps of each trial, where `stop` says so.
+        num_trials: with more than one, every line begins with the trial.
+        first_step: train steps that a resumed run has behind it.
+    """
+
+    def __init__(self, console: Console, *, last_step: int | None, num_trials: int, first_step: int = 0) -> None:
+        self._console, self._last_step, self._num_trials = console, last_step, num_trials
+        self.num_active = 0
+        self._steps: dict[str, int] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        total = last_step * num_trials if last_step else None
+        self._task = self._progress.add_task("building", total=total, completed=first_step)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def setup(self, **info: Any) -> None:
+        self._progress.start()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.num_active += 1
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.num_active -= 1
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.num_active -= 1
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._steps[trial.trial_id] = result["training_iteration"]
+        who = f"{trial.trial_id}  " if self._num_trials > 1 else ""
+        self.say(who + step_line(result, self._last_step))
+        if evaluation := describe_evaluation(result):
+            self.say(f"{who}evaluation  {evaluation}")
+        self._progress.update(self._task, description="training", completed=sum(self._steps.values()))
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        self.close()

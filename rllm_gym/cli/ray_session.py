@@ -1,0 +1,98 @@
+"""Starts Ray on this machine, or joins a running cluster, and says what a trial asks too much of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rllm_gym.errors import ConfigError
+
+OBJECT_STORE_BYTES = 500 * 2**20  # weights and episodes of small models; RAY_OBJECT_STORE_BYTES overrides it
+
+# For the driver only, before ray is imported; a user's own value wins.
+DRIVER_ENV = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides the devices from actors that ask for 0 GPUs
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # our own reporter speaks
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Tune's saves no checkpoint of the trials
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+LOCAL_ENV = {"RAY_AUTH_MODE": "disabled"}  # a cluster decides for itself
+
+
+def prepare_driver(address: str | None) -> None:
+    """Set Ray's environment variables; call it before anything imports ray."""
+    for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
+        os.environ.setdefault(name, value)
+    for name in ("ray", "ray.tune", "ray.rllib"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextlib.contextmanager
+def ray_session(
+    address: str | None, bundles_per_trial: Sequence[list[dict[str, float]]], *, verbose: bool
+) -> Iterator[None]:
+    """Have Ray running, with room for every trial's bundles, and shut it down at the end.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, or a trial could wait for ever.
+    """
+    import ray
+
+    needed_cpus = max(sum(bundle.get("CPU", 0) for bundle in bundles) for bundles in bundles_per_trial)
+    options: dict[str, Any] = {
+        "log_to_driver": verbose,
+        "logging_level": logging.INFO if verbose else logging.ERROR,
+        "configure_logging": verbose,
+    }
+    if address:
+        options["address"] = address
+    else:
+        # Logical CPUs: processes that wait for each other may share a core.
+        options |= {
+            "num_cpus": max(os.cpu_count() or 1, math.ceil(needed_cpus)),
+            "include_dashboard": False,
+            "object_store_memory": int(os.environ.get("RAY_OBJECT_STORE_BYTES", OBJECT_STORE_BYTES)),
+        }
+    try:
+        ray.init(**options)
+    except ConnectionError as error:
+        raise ConfigError(f"ray: no cluster answers at {address!r}. Check --ray-address or RAY_ADDRESS.") from error
+    try:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for bundles in bundles_per_trial:
+            check_capacity(bundles, nodes, where=f"the cluster at {address}" if address else "this machine")
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_capacity(bundles: list[dict[str, float]], nodes: list[dict[str, float]], *, where: str) -> None:
+    """Make sure that a trial can be placed on an idle cluster.
+
+    Raises:
+        ConfigError: says which resource is too much.
+    """
+    for name in sorted({name for bundle in bundles for name in bundle}):
+        asked = sum(bundle.get(name, 0) for bundle in bundles)
+        total = sum(node.get(name, 0) for node in nodes)
+        if asked > total:
+            raise ConfigError(
+                f"ray: a trial must fit {where}; it asks for {asked:g} {name}s, and there are {total:g}. "
+                + _remedy(name)
+            )
+    for bundle in bundles:
+        if not any(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes):
+            listed = ", ".join(f"{amount:g} {name}s" for name, amount in bundle.items() if amount)
+            raise ConfigError(f"ray: one worker must fit one node of {where}; it asks for {listed}, which no node has.")
+
+
+def _remedy(name: str) -> str:
+    if name not in ("CPU", "GPU"):
+        return f"Lower custom_resources_per_env_runner or custom_resources_per_learner, or start nodes with {name}."
+    unit = f"num_{name.lower()}s"
+    return f"Lower num_env_runners, num_learners, {unit}_per_env_runner or {unit}_per_learner."

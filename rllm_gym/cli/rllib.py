@@ -1,0 +1,158 @@
+"""`rllib`: trains and evaluates from the command line, with the grammar of RLlib's classic command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rllm_gym.cli.common import errors_in_one_line
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train and evaluate LLM agents on Gymnasium environments with RLlib.",
+)
+train_app = typer.Typer(invoke_without_command=True, help="Train: from a YAML file, or from options.")
+app.add_typer(train_app, name="train")
+
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the resolved configuration, then end.")]
+RayAddress = Annotated[
+    str | None, typer.Option(envvar="RAY_ADDRESS", help="Join a running Ray cluster: auto, or host:port.")
+]
+Runs = Annotated[Path, typer.Option("--storage-path", help="Folder of all runs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray and its workers log.")]
+RUNS = Path("runs")
+
+
+@train_app.command("file")
+def train_file(
+    path: Annotated[
+        Path, typer.Argument(help="YAML: `name: {run, env, stop, config, checkpoint_config, num_samples}`.")
+    ],
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    ray_address: RayAddress = None,
+    storage_path: Runs = RUNS,
+    verbose: Verbose = False,
+) -> None:
+    """Train the experiment in a YAML file."""
+    from rllm_gym.cli.experiment import read_experiment
+
+    with errors_in_one_line():
+        _train(read_experiment(path), resume, dry_run, ray_address, storage_path, verbose)
+
+
+@train_app.callback()
+def train_options(
+    context: typer.Context,
+    algo: Annotated[str | None, typer.Option(help="Algorithm, for example GRPO.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment id, for example rllm_gym/TextCraft-v0.")] = None,
+    config: Annotated[str | None, typer.Option(help="The algorithm's options, as JSON or YAML.")] = None,
+    stop: Annotated[str | None, typer.Option(help="When to end, as JSON: '{\"training_iteration\": 10}'.")] = None,
+    checkpoint_config: Annotated[str | None, typer.Option(help="When to save, as JSON.")] = None,
+    num_samples: Annotated[int, typer.Option(help="Trials of every grid point.")] = 1,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default: algorithm and environment.")] = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    ray_address: RayAddress = None,
+    storage_path: Runs = RUNS,
+    verbose: Verbose = False,
+) -> None:
+    """Train: `rllib train file X.yaml`, or `rllib train --algo GRPO --env ... --config '{...}'`."""
+    if context.invoked_subcommand is not None:
+        return
+    if algo is None:
+        typer.echo("rllib train: needs `file X.yaml`, or --algo and --env. See rllib train --help.", err=True)
+        raise typer.Exit(2)
+    from rllm_gym.cli.experiment import experiment_from_options
+
+    with errors_in_one_line():
+        experiment = experiment_from_options(
+            algo=algo,
+            env=env,
+            config=config,
+            stop=stop,
+            checkpoint_config=checkpoint_config,
+            num_samples=num_samples,
+            name=name,
+        )
+        _train(experiment, resume, dry_run, ray_address, storage_path, verbose)
+
+
+def _train(
+    experiment: object, resume: bool, dry_run: bool, ray_address: str | None, storage_path: Path, verbose: bool
+) -> None:
+    from rllm_gym.cli.ray_session import prepare_driver
+
+    prepare_driver(ray_address)
+    from rllm_gym.cli.check import check_experiment
+
+    checked = check_experiment(experiment, allow_lookup=not dry_run)
+    if dry_run:
+        from rllm_gym.cli.dry_run import dry_run_report
+
+        typer.echo(dry_run_report(checked), nl=False)
+        return
+    from rich.console import Console
+
+    from rllm_gym.cli.launch import train
+
+    # An address in the environment would make ray.init() join that cluster also where none is wanted.
+    os.environ.pop("RAY_ADDRESS", None)
+    code = train(checked, runs=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console())
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run or trial folder: its newest checkpoint.")],
+    env: Annotated[str | None, typer.Option(help="Another environment; default: the one it was trained on.")] = None,
+    env_config: Annotated[str | None, typer.Option(help="Keys of env_config to add or replace, as JSON.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 100,
+    split: Annotated[str, typer.Option(help="Split of the environment's tasks.")] = "eval",
+    seed: Annotated[int, typer.Option(min=0, help="Of the tasks, worlds and sampling.")] = 10_000,
+    horizon: Annotated[int | None, typer.Option(min=1, help="In turns; default: the last stage's.")] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Take the likeliest token; default: sample as in training.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
+    ray_address: RayAddress = None,
+    verbose: Verbose = False,
+) -> None:
+    """Judge a checkpoint: success rate with its interval, by category."""
+    from rllm_gym.checkpoints import resolve_checkpoint
+    from rllm_gym.cli.ray_session import prepare_driver
+
+    with errors_in_one_line():
+        path = resolve_checkpoint(checkpoint).absolute()
+        prepare_driver(ray_address)
+        os.environ.pop("RAY_ADDRESS", None)
+        from rllm_gym.cli.evaluation import evaluate_and_print
+
+        evaluate_and_print(
+            path,
+            env=env,
+            env_config=env_config,
+            split=split,
+            num_episodes=episodes,
+            seed=seed,
+            horizon=horizon,
+            greedy=greedy,
+            out=out,
+            address=ray_address,
+            verbose=verbose,
+        )
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""`rllm-gym`: what RLlib's command has no word for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rllm_gym.cli.common import errors_in_one_line
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Tools for trained LLM agents.",
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keep `export` a command of its own; Typer would make a single command the whole program."""
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run or trial folder: its newest checkpoint.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The Hugging Face folder to write.")],
+    module: Annotated[str | None, typer.Option(help="Which policy, where a checkpoint holds several.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+) -> None:
+    """Write a trained policy as a Hugging Face model folder."""
+    from rllm_gym.checkpoints import resolve_checkpoint
+    from rllm_gym.cli.ray_session import prepare_driver
+
+    with errors_in_one_line():
+        path = resolve_checkpoint(checkpoint)
+        prepare_driver(None)
+        from rllm_gym.evaluation.export import export_policy
+
+        chosen = export_policy(path, folder, module=module, overwrite=force)
+    typer.echo(f"wrote {chosen} of {path} to {folder}")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Reads YAML and remembers the line of every key, so that a fault can be shown where it was written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rllm_gym.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+
+
+class ExperimentError(ConfigError):
+    """An experiment's faults, one line each, with the place where each was written."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with 1.2's numbers: PyYAML follows 1.1, in which `1e-4` is a string."""
+
+    yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}  # noqa: RUF012
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+@dataclass
+class Source:
+    """Where each option was written: a label such as `file.yaml:12` or `--config` for the path of its keys."""
+
+    name: str
+    labels: dict[KeyPath, str] = field(default_factory=dict)
+
+    def label(self, path: KeyPath) -> str:
+        """Return the label of the option, or of the nearest mapping around it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.labels:
+                return self.labels[path[:length]]
+        return self.name
+
+    def fault(self, path: KeyPath, text: object) -> str:
+        return f"{self.label(path)}: {one_line(text)}"
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def read_yaml(path: Path) -> tuple[Any, Source]:
+    """Read a YAML file.
+
+    Raises:
+        ExperimentError: the file is missing, unreadable or no YAML, or a mapping has a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error})"
+        raise ExperimentError(f"{path}: cannot be read: {reason}.") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str, *, with_lines: bool = True) -> tuple[Any, Source]:
+    """Parse YAML (and so JSON), labelling every key with its line."""
+    loader = _Loader(text)
+    source = Source(name)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, source
+        duplicates: list[str] = []
+        _walk(loader, node, (), source, duplicates, frozenset(), with_lines)
+        if duplicates:
+            raise ExperimentError("\n".join(duplicates))
+        return loader.construct_document(node), source
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, ExperimentError):
+            raise
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark and with_lines else name
+        raise ExperimentError(f"{place}: not YAML: {one_line(getattr(error, 'problem', None) or error)}.") from error
+    finally:
+        loader.dispose()
+
+
+def _walk(
+    loader: _Loader,
+    node: yaml.Node,
+    path: KeyPath,
+    source: Source,
+    duplicates: list[str],
+    parents: frozenset[int],
+    with_lines: bool,
+) -> None:
+    if id(node) in parents:
+        raise yaml.MarkedYAMLError(problem="an alias refers to what contains it", problem_mark=node.start_mark)
+    parents |= {id(node)}
+
+    def place(at: yaml.Node) -> str:
+        return f"{source.name}:{at.start_mark.line + 1}" if with_lines else source.name
+
+    source.labels.setdefault(path, place(node))
+    if isinstance(node, yaml.SequenceNode):
+        for k, child in enumerate(node.value):
+            _walk(loader, child, (*path, k), source, duplicates, parents, with_lines)
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, _ in node.value:
+            if key.value != "<<" and isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    duplicates.append(f"{place(key)}: the key {key.value!r} stands here twice. Keep one.")
+                seen.add(key.value)
+        loader.flatten_mapping(node)  # resolves `<<`; what is written here comes last and wins
+        for key, child in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                source.labels[(*path, key.value)] = place(key)
+                _walk(loader, child, (*path, key.value), source, duplicates, parents, with_lines)

@@ -1,0 +1,145 @@
+"""What a run leaves beside Tune's files: `summary.json`, `learning_curve.png`, and the last lines on the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.checkpoints import newest_checkpoint, read_results
+
+SUMMARY = "summary.json"
+CURVE = "learning_curve.png"
+
+
+def splits_of(evaluation: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return {split: metrics} of an evaluation; `env_runners` there is all splits together."""
+    return {
+        name: metrics
+        for name, metrics in (evaluation or {}).items()
+        if name != "env_runners" and isinstance(metrics, dict) and "success_rate" in metrics
+    }
+
+
+def describe_evaluation(result: dict[str, Any]) -> str:
+    """Return a result's evaluation in words, for example `train 0.47 -> 0.80  eval 0.41 -> 0.63`; "" without one."""
+    before, after = splits_of(result.get("evaluation_on_start")), splits_of(result.get("evaluation"))
+    parts = []
+    for split, metrics in after.items():
+        start = f"{before[split]['success_rate']:.3f} -> " if split in before else ""
+        parts.append(f"{split} {start}{metrics['success_rate']:.3f}")
+    for metrics in list(after.values())[:1]:
+        parts.append(f"({metrics.get('num_episodes', 0):g} episodes each, horizon {metrics.get('horizon', 0):g})")
+    return "  ".join(parts)
+
+
+def summarize(results: list[dict[str, Any]], *, name: str, trial: Path) -> dict[str, Any] | None:
+    """Return a trial's before and after, from its results; None if it was never evaluated.
+
+    `success_*` are of the split `train`, `eval_success_*` of the split `eval`; `evaluations` has every split.
+    """
+    evaluated = [result for result in results if splits_of(result.get("evaluation"))]
+    if not evaluated:
+        return None
+    last = evaluated[-1]
+    after = splits_of(last["evaluation"])
+    before = next((splits_of(r["evaluation_on_start"]) for r in evaluated if r.get("evaluation_on_start")), {})
+    rates = {
+        split: {
+            "before": before.get(split, {}).get("success_rate"),
+            "after": metrics["success_rate"],
+            "episodes": metrics.get("num_episodes"),
+            "failed_episodes": metrics.get("num_failed_episodes"),
+        }
+        for split, metrics in after.items()
+    }
+    config = last.get("config") or {}
+    checkpoint = newest_checkpoint(trial)
+    any_split = next(iter(after.values()))
+    return {
+        "name": name,
+        "success_before": rates.get("train", {}).get("before"),
+        "success_after": rates.get("train", {}).get("after"),
+        "eval_success_before": rates.get("eval", {}).get("before"),
+        "eval_success_after": rates.get("eval", {}).get("after"),
+        "horizon": any_split.get("horizon"),
+        "episodes": min(rate["episodes"] or 0 for rate in rates.values()),
+        "seeds": {"run": config.get("seed"), "evaluation": config.get("evaluation_seed")},
+        "train_steps": results[-1]["training_iteration"],
+        "evaluated_at_step": last["training_iteration"],
+        "seconds": sum(result.get("time_this_iter_s", 0.0) for result in results),
+        "evaluations": rates,
+        "trial": str(trial),
+        "checkpoint": str(checkpoint.path) if checkpoint else None,
+    }
+
+
+def write_summary(run: Path, trials: list[Path]) -> dict[str, Any] | None:
+    """Write `summary.json` of a run's present trials: the trial's own, or of a sweep a list under `trials`."""
+    summaries = [summarize(read_results(trial), name=run.name, trial=trial) for trial in trials]
+    found = [summary for summary in summaries if summary]
+    if not found:
+        return None
+    content = found[0] if len(trials) == 1 else {"name": run.name, "trials": found}
+    (run / SUMMARY).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return content
+
+
+def draw_curve(run: Path, trials: list[Path]) -> Path | None:
+    """Draw success per train step, the horizon on a second axis, and the evaluations before and after."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    histories = {trial.name: read_results(trial) for trial in trials}
+    histories = {name: [r for r in results if _success(r) is not None] for name, results in histories.items()}
+    histories = {name: results for name, results in histories.items() if results}
+    if not histories:
+        return None
+    figure, axis = plt.subplots(figsize=(8, 4.5), dpi=120)
+    is_single = len(histories) == 1
+    for name, results in histories.items():
+        steps = [r["training_iteration"] for r in results]
+        label = "train steps (sampled)" if is_single else name
+        axis.plot(steps, [_success(r) for r in results], linewidth=1.2, alpha=0.8, label=label)
+    if is_single:
+        [results] = histories.values()
+        _mark_evaluations(axis, results)
+        _draw_horizon(axis.twinx(), results)
+    axis.set(xlabel="train step", ylabel="success rate", ylim=(0, 1), title=run.name)
+    axis.grid(alpha=0.25)
+    axis.legend(loc="lower right", fontsize="small")
+    figure.tight_layout()
+    figure.savefig(run / CURVE)
+    plt.close(figure)
+    return run / CURVE
+
+
+def _success(result: dict[str, Any]) -> float | None:
+    return (result.get("env_runners") or {}).get("success_rate")
+
+
+def _mark_evaluations(axis: Any, results: list[dict[str, Any]]) -> None:
+    """Draw every split's evaluations; the one before the first train step stands at 0."""
+    points: dict[str, dict[int, float]] = {}
+    for result in results:
+        for split, metrics in splits_of(result.get("evaluation_on_start")).items():
+            points.setdefault(split, {}).setdefault(0, metrics["success_rate"])
+        for split, metrics in splits_of(result.get("evaluation")).items():
+            points.setdefault(split, {})[result["training_iteration"]] = metrics["success_rate"]
+    for split, marker in zip(sorted(points, reverse=True), "os^vD", strict=False):
+        steps = sorted(points[split])
+        rates = [points[split][step] for step in steps]
+        axis.plot(steps, rates, marker + ":", markersize=7, label=f"evaluation, {split} tasks")
+
+
+def _draw_horizon(axis: Any, results: list[dict[str, Any]]) -> None:
+    pairs = [(r["training_iteration"], r["max_episode_steps"]) for r in results if r.get("max_episode_steps")]
+    if not pairs:
+        axis.set_yticks([])
+        return
+    steps, horizons = zip(*pairs, strict=True)
+    axis.step(steps, horizons, where="mid", color="gray", linewidth=1, alpha=0.6)
+    axis.set_ylim(0, max(horizons) * 1.5)
+    axis.set_ylabel("horizon (turns)", color="gray")

@@ -1,0 +1,73 @@
+"""Writes a checkpoint's policy as a Hugging Face model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.evaluation.evaluate import read_config
+
+MODULES = Path("learner_group") / "learner" / "rl_module"
+
+
+def module_ids(checkpoint: Path) -> list[str]:
+    """Return the ids of the policies in a checkpoint."""
+    return sorted(path.parent.name for path in (checkpoint / MODULES).glob("*/module_state.*"))
+
+
+def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, overwrite: bool = False) -> str:
+    """Write config, weights (safetensors, LoRA merged), tokenizer with chat template, and generation config.
+
+    Args:
+        module: which policy, where there are several.
+        overwrite: write into a folder that is not empty.
+
+    Returns:
+        The id of the policy.
+
+    Raises:
+        ConfigError: the folder is not empty, or the policy is not in the checkpoint.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
+        raise ConfigError(f"export: the folder must be empty; got {str(folder)!r}. Choose another one, or use --force.")
+    chosen = _choose(checkpoint, module)
+    _, config = read_config(checkpoint)
+    policy = _load_policy(checkpoint / MODULES / chosen)
+    base_model = policy.model_config["base_model"]
+    lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
+    chat = _chat_tokenizer(base_model, config.chat_template)
+    lm.config.use_cache = True  # training has no use for it
+    lm.generation_config.eos_token_id = list(chat.stop_ids)  # generate() must end with the turn
+    lm.save_pretrained(folder)
+    chat.tokenizer.chat_template = chat.chat_template
+    chat.tokenizer.save_pretrained(folder)
+    return chosen
+
+
+def _choose(checkpoint: Path, module: str | None) -> str:
+    known = module_ids(checkpoint)
+    if not known:
+        raise ConfigError(f"export: {str(checkpoint)!r} holds no policy.")
+    if module is None:
+        if len(known) > 1:
+            raise ConfigError(
+                f"export: the checkpoint holds {len(known)} policies: {', '.join(known)}. Choose one with --module."
+            )
+        return known[0]
+    if module not in known:
+        raise ConfigError(f"export: no policy has this id; got {module!r}. Did you mean {nearest(module, known)!r}?")
+    return module
+
+
+def _load_policy(folder: Path) -> Any:
+    from rllm_gym.learner.rl_module import LLMModule
+
+    return LLMModule.from_checkpoint(str(folder.absolute()))
+
+
+def _chat_tokenizer(base_model: str, chat_template: str | None) -> Any:
+    from rllm_gym.models import resolve_base_model
+    from rllm_gym.tokens import ChatTokenizer
+
+    return ChatTokenizer(str(resolve_base_model(base_model)), chat_template=chat_template)
