@@ -1,4 +1,4 @@
-"""The train step that all methods share: sample groups, judge them, update, sync; and evaluation, records, checkpoints."""
+"""What all methods share: the train step (sample, judge, update, sync), evaluation, records and checkpoints."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ class LLMAlgorithm(Algorithm):
         )
         if self.num_empty_steps >= self.config.max_empty_steps:
             raise RllmGymError(
-                f"{type(self).__name__}: {self.num_empty_steps} train steps in a row had only groups of equal returns, so "
-                f"nothing could be learnt; max_empty_steps is {self.config.max_empty_steps}. Choose easier or harder tasks, a "
-                "longer horizon or a larger group_size."
+                f"{type(self).__name__}: {self.num_empty_steps} train steps in a row had only groups of equal "
+                f"returns, which teach nothing; max_empty_steps is {self.config.max_empty_steps}. Choose easier or "
+                "harder tasks, a longer horizon or a larger group_size."
             )
 
     # --- sampling ---
@@ -247,7 +247,8 @@ class LLMAlgorithm(Algorithm):
                 return
             if time.monotonic() > deadline:
                 raise RllmGymError(
-                    f"{type(self).__name__}: no EnvRunner came back within {self.config.env_runner_restore_timeout_s} s."
+                    f"{type(self).__name__}: no EnvRunner came back in time; env_runner_restore_timeout_s is "
+                    f"{self.config.env_runner_restore_timeout_s}. Its errors are above."
                 )
             time.sleep(1.0)
 
@@ -285,7 +286,7 @@ class LLMAlgorithm(Algorithm):
         return result
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """Judge the present policy on `evaluation_splits`; returns {split: metrics}, and all together as `env_runners`."""
+        """Judge the present policy on `evaluation_splits`; returns metrics by split, and pooled as `env_runners`."""
         self._make_evaluation_callback("on_evaluate_start")
         everything: list[Episode] = []
         results: dict[str, Any] = {}
@@ -304,7 +305,7 @@ class LLMAlgorithm(Algorithm):
     def evaluate_split(
         self, split: str, num_episodes: int, *, horizon: int | None, seed: int, greedy: bool = False
     ) -> tuple[dict[str, float], list[Episode]]:
-        """Play `num_episodes` episodes over a split's tasks, as evenly as can be, with seeds that depend on `seed` alone.
+        """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
 
         Args:
             horizon: in turns; None is the last stage's horizon.
@@ -313,11 +314,10 @@ class LLMAlgorithm(Algorithm):
             (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
         """
         horizon = horizon if horizon is not None else self.config.horizon_schedule.last
-        items = self.item_ids(split)
-        order = np.random.default_rng(seed).permutation(len(items)) if items else None
+        items: Sequence[str | None] = self.item_ids(split) or [None]
+        order = np.random.default_rng(seed).permutation(len(items))
         groups = [
-            TaskGroup((seed, EVALUATION_STEP, k), None if order is None else items[order[k % len(order)]], 1)
-            for k in range(num_episodes)
+            TaskGroup((seed, EVALUATION_STEP, k), items[order[k % len(order)]], 1) for k in range(num_episodes)
         ]
         played, failed = self.sample(groups, max_episode_steps=horizon, greedy=greedy)
         episodes = [episode.custom_data.pop("episode") for episode in played]
@@ -395,7 +395,7 @@ class LLMAlgorithm(Algorithm):
             "on_checkpoint_loaded",
             callbacks_objects=self.callbacks,
             callbacks_functions=self.config.callbacks_on_checkpoint_loaded,
-            kwargs=dict(algorithm=self),
+            kwargs={"algorithm": self},
         )
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:

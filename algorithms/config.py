@@ -24,8 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 class LLMConfig(AlgorithmConfig):
     """Configuration shared by all methods that train language models.
 
-    Every option is an attribute of the same name, so that `config: {group_size: 8}` in YAML, `GRPOConfig().training(group_size=8)`
-    and `Tuner(param_space={"group_size": 8})` mean the same.
+    Every option is an attribute of the same name, so that `config: {group_size: 8}` in YAML,
+    `GRPOConfig().training(group_size=8)` and `Tuner(param_space={"group_size": 8})` mean the same.
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -114,7 +114,8 @@ class LLMConfig(AlgorithmConfig):
         Args:
             base_model: `tiny` (the shipped model), a folder, or a Hugging Face name.
             chat_template: replaces the tokenizer's: Jinja text, a path, or the name of a shipped one.
-            dtype: of the weights in the sampler and in forward passes; with 16 bits the optimizer keeps float32 masters.
+            dtype: of the weights in the sampler and in forward passes; with 16 bits the optimizer keeps float32
+                masters.
             gradient_checkpointing: recompute activations in the backward pass to save memory.
             lora: arguments of `peft.LoraConfig`, for example `{r: 16, lora_alpha: 32}`; None trains all weights.
         """
@@ -164,7 +165,8 @@ class LLMConfig(AlgorithmConfig):
             max_episode_retries: how often a failed episode begins again, on a fresh world, before it is dropped.
             max_failed_fraction: share of a train step's episodes that may fail before the run stops.
             max_episode_steps: the horizon, in turns; None leaves it to the world.
-            scaling_inter: a schedule of horizons instead: `{type: fixed | stepwise, horizons: [..], steps_per_stage: N}`.
+            scaling_inter: a schedule of horizons instead:
+                `{type: fixed | stepwise, horizons: [..], steps_per_stage: N}`.
         """
         self._set(
             engine=engine,
@@ -202,7 +204,8 @@ class LLMConfig(AlgorithmConfig):
 
         Args:
             num_minibatches: optimizer steps per pass over a train step's samples.
-            old_logp: log-probabilities of the sampling policy: as the sampler recorded them, or recomputed by the trainer.
+            old_logp: log-probabilities of the sampling policy: as the sampler recorded them, or recomputed by the
+                trainer.
             importance_correction: `truncated` weighs tokens by min(trainer / sampler probability, importance_cap).
             importance_cap: see above.
             max_empty_steps: train steps in a row that may teach nothing (all groups equal) before the run stops.
@@ -232,8 +235,10 @@ class LLMConfig(AlgorithmConfig):
 
         Args:
             tokens_per_micro_batch: tokens of one forward and backward pass, padding included.
-            zero_stage: what DeepSpeed partitions over the learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too.
-            deepspeed: merged over the generated DeepSpeed configuration: `scheduler`, `zero_optimization.offload_optimizer`, ...
+            zero_stage: what DeepSpeed partitions over the learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights
+                too.
+            deepspeed: merged over the generated DeepSpeed configuration: `scheduler`,
+                `zero_optimization.offload_optimizer`, ...
         """
         self._set(tokens_per_micro_batch=tokens_per_micro_batch, zero_stage=zero_stage, deepspeed=deepspeed)
         super().learners(**kwargs)
@@ -301,9 +306,9 @@ class LLMConfig(AlgorithmConfig):
         return HorizonSchedule.from_config(self.scaling_inter, self.max_episode_steps)
 
     def validate(self) -> None:
-        callbacks = force_list(self.callbacks_class)
+        callbacks: list[type] = force_list(self.callbacks_class)
         if ScalingInter not in callbacks:
-            self.callbacks_class = [ScalingInter, *callbacks]
+            self.callbacks(callbacks_class=[ScalingInter, *callbacks])
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")  # RLlib's notice to those who come from the old stack
         super().validate()
         if self.in_evaluation:  # RLlib's copy for runners of its own, which there are none of
@@ -344,8 +349,8 @@ class LLMConfig(AlgorithmConfig):
                 raise ConfigError(f"{who}: {name} must be one of {listed}; got {getattr(self, name)!r}.")
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
-                f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got {self.max_new_tokens} "
-                f"and {self.max_model_len}. Raise max_model_len."
+                f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "
+                f"{self.max_new_tokens} and {self.max_model_len}. Raise max_model_len."
             )
         if self.temperature == 0:
             raise ConfigError(
@@ -353,12 +358,13 @@ class LLMConfig(AlgorithmConfig):
             )
         if self.importance_correction == "truncated" and self.old_logp != "recompute":
             raise ConfigError(
-                f"{who}: importance_correction: truncated compares the trainer's old log-probabilities with the sampler's; "
-                "got old_logp: rollout. Set old_logp: recompute."
+                f"{who}: importance_correction: truncated compares the trainer's old log-probabilities with the "
+                "sampler's; got old_logp: rollout. Set old_logp: recompute."
             )
         if not isinstance(self.lr, (int, float)):
             raise ConfigError(
-                f"{who}: lr must be a number; got {self.lr!r}. For a schedule set deepspeed: {{scheduler: {{type: WarmupLR, ...}}}}."
+                f"{who}: lr must be a number; got {self.lr!r}. For a schedule set deepspeed: "
+                f"{{scheduler: {{type: WarmupLR, ...}}}}."
             )
 
 

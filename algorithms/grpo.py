@@ -72,8 +72,8 @@ class GRPOConfig(LLMConfig):
             return
         if self.group_size < 2:
             raise ConfigError(
-                f"GRPOConfig: group_size must be at least 2, since one episode has no group mean; got {self.group_size}. "
-                "Set .env_runners(group_size=...)."
+                "GRPOConfig: group_size must be at least 2, since one episode has no group mean; got "
+                f"{self.group_size}. Set .env_runners(group_size=...)."
             )
         for name in ("clip_low", "clip_high", "kl_coeff", "entropy_coeff"):
             if not isinstance(getattr(self, name), (int, float)) or getattr(self, name) < 0:

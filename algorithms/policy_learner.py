@@ -16,9 +16,10 @@ from rllm_gym.learner.rl_module import forward_logps, load_language_model
 class PolicyLearner(DeepSpeedLearner):
     """A learner whose loss is `policy_loss` plus the KL and entropy terms; a method writes only `policy_loss`.
 
-    Metrics under `learners/<module>/`: `policy_loss`; `kl` (k3 estimate of KL(sampling policy || policy)); `ref_kl` (KL to the
-    reference, 0 without one); `clip_fraction` (share of tokens whose ratio is outside the clip range); `entropy` (nats per
-    token); `logp_difference_mean`, `logp_difference_max` (absolute, between sampler and trainer, before the first step).
+    Metrics under `learners/<module>/`: `policy_loss`; `kl` (k3 estimate of KL(sampling policy || policy)); `ref_kl` (KL
+    to the reference, 0 without one); `clip_fraction` (share of tokens whose ratio is outside the clip range); `entropy`
+    (nats per token); `logp_difference_mean`, `logp_difference_max` (absolute, between sampler and trainer, before the
+    first step).
     """
 
     MEAN_STATS = ("policy_loss", "kl", "ref_kl", "clip_fraction", "entropy", "logp_difference_mean")

@@ -18,8 +18,8 @@ def group_relative_advantage(return_N: torch.Tensor, group_N: torch.Tensor, *, n
 
         A_n = (R_n - mean(R in group)) / (std(R in group) + 1e-6)
 
-    Source: Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2; without the division (`normalize_std=False`)
-    Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783.
+    Source: Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2; without the division
+    (`normalize_std=False`) Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783.
 
     Differs: a group of one episode has no mean to compare with and gets 0.
 

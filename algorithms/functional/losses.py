@@ -24,15 +24,18 @@ def clipped_surrogate(
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; two clip values and the average over tokens rather than over
     sequences: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 8.
 
-    Differs: from RLlib's PPO, which averages over the rows of a minibatch; N counts the tokens of all micro-batches and ranks.
+    Differs: from RLlib's PPO, which averages over the rows of a minibatch; N counts the tokens of all micro-batches and
+    ranks.
 
     Args:
         logp_BT, old_logp_BT: float, log-probability of the sampled token now and when it was sampled.
         advantage_BT: float, [B, T] or [B, 1].
         mask_BT: bool, True where the policy sampled the token (not prompt, env reply or padding).
         clip_low, clip_high: how far the ratio may fall below and rise above 1.
-        num_tokens: N, sampled tokens over all micro-batches and ranks, so that gradient accumulation equals one large batch.
-        weight_BT: float, importance weights of the tokens (see `truncated_importance_weight`); no gradient flows through them.
+        num_tokens: N, sampled tokens over all micro-batches and ranks, so that gradient accumulation equals one large
+            batch.
+        weight_BT: float, importance weights of the tokens (see `truncated_importance_weight`); no gradient flows
+            through them.
 
     Returns:
         float scalar.
@@ -76,8 +79,8 @@ def truncated_importance_weight(
 ) -> torch.Tensor:
     """Return min(exp(logp - sampler_logp), cap): corrects for a sampler whose probabilities differ from the trainer's.
 
-    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (truncated importance
-    sampling); Espeholt et al. 2018 (IMPALA), arXiv:1802.01561, rho-bar in eq. 1.
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (truncated
+    importance sampling); Espeholt et al. 2018 (IMPALA), arXiv:1802.01561, rho-bar in eq. 1.
 
     Args:
         logp_BT: float, the trainer's log-probabilities before the update.

@@ -15,9 +15,11 @@ KEYS = ("type", "horizons", "steps_per_stage")
 
 @dataclass(frozen=True)
 class HorizonSchedule:
-    """The horizon of each train step: `horizons[min(train_step // steps_per_stage, last)]`, the first train step being 0.
+    """The horizon of each train step: `horizons[min(train_step // steps_per_stage, last)]`, the first train step being
+    0.
 
-    Source: Xi et al. 2025 (AgentGym-RL), arXiv:2509.08755, section 3.3: short interactions first, longer ones by stages.
+    Source: Xi et al. 2025 (AgentGym-RL), arXiv:2509.08755, section 3.3: short interactions first, longer ones by
+    stages.
     """
 
     horizons: tuple[int | None, ...]
@@ -38,7 +40,8 @@ class HorizonSchedule:
             raise ConfigError(f"scaling_inter: must be a mapping with {', '.join(KEYS)}; got {scaling_inter!r}.")
         if max_episode_steps is not None:
             raise ConfigError(
-                f"scaling_inter: owns the horizon; got max_episode_steps: {max_episode_steps} beside it. Remove one of the two."
+                f"scaling_inter: owns the horizon; got max_episode_steps: {max_episode_steps} beside it. Remove one "
+                f"of the two."
             )
         if unknown := sorted(set(scaling_inter) - set(KEYS)):
             raise ConfigError(f"scaling_inter: unknown key {unknown[0]!r}. Known keys: {', '.join(KEYS)}.")

@@ -13,8 +13,8 @@ import torch
 class Batch:
     """Sequences of one train step, padded on the right.
 
-    `tokens` int64, `mask` bool (True at sampled tokens) and every tensor in `per_token` are [B, T]; `lengths` int64 and every
-    tensor in `per_sequence` are [B].
+    `tokens` int64, `mask` bool (True at sampled tokens) and every tensor in `per_token` are [B, T]; `lengths` int64 and
+    every tensor in `per_sequence` are [B].
     """
 
     tokens: torch.Tensor
@@ -94,7 +94,7 @@ class MicroBatch:
 
 
 def split_into_micro_batches(batch: Batch, tokens_per_micro_batch: int) -> list[MicroBatch]:
-    """Cut a batch into runs of rows of similar length whose padded size is within the budget (one row may exceed it)."""
+    """Cut a batch into rows of similar length whose padded size is within the budget (one row may exceed it)."""
     order = torch.argsort(batch.lengths, stable=True)
     parts: list[list[int]] = []
     for row in order.tolist():

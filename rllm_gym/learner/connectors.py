@@ -31,7 +31,7 @@ def num_tokens(stream: SingleAgentEpisode) -> int:
 
 @dataclasses.dataclass
 class EpisodeData(TrainingData):
-    """Training data that is dealt to learners in whole episodes; RLlib's own sharding cuts them and loses `custom_data`."""
+    """Training data dealt to learners in whole episodes; RLlib's own sharding cuts them and loses `custom_data`."""
 
     def shard(
         self, num_shards: int, len_lookback_buffer: int | None = None, **kwargs: Any
@@ -104,7 +104,7 @@ class EpisodesToBatch(ConnectorV2):
         shared_data: dict | None = None,
         **kwargs: Any,
     ) -> dict[str, dict[str, torch.Tensor]]:
-        rows: dict[str, list[Row]] = {module_id: [] for module_id in rl_module.keys()}
+        rows: dict[str, list[Row]] = {module_id: [] for module_id in rl_module}
         for stream in trainable_streams(episodes):
             rows[stream.module_id or DEFAULT_MODULE_ID].append(row_of(stream))
         return {module_id: collate(of_module) for module_id, of_module in rows.items()}

@@ -1,4 +1,4 @@
-"""The learner: an RLlib TorchLearner whose optimizers are DeepSpeed engines (ZeRO 0-3). The only importer of deepspeed."""
+"""The learner: an RLlib TorchLearner whose optimizers are DeepSpeed engines (ZeRO 0-3)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ CHECKPOINT_TAG = "engine"
 class DeepSpeedLearner(TorchLearner):
     """Updates language models by token-budget micro-batches; subclasses give the loss (`compute_loss_for_module`).
 
-    The loss is normalised by the sampled tokens of the whole minibatch, over micro-batches and ranks, so that neither their
-    number nor their sizes change the gradient.
+    The loss is normalised by the sampled tokens of the whole minibatch, over micro-batches and ranks, so that neither
+    their number nor their sizes change the gradient.
 
-    Differs: from RLlib's TorchLearner: no DDP (DeepSpeed reduces gradients), one optimizer step per minibatch whatever the
-    number of forward passes, metrics that are equal on all ranks.
+    Differs: from RLlib's TorchLearner: no DDP (DeepSpeed reduces gradients), one optimizer step per minibatch whatever
+    the number of forward passes, metrics that are equal on all ranks.
     """
 
     # --- building ---
@@ -126,7 +126,8 @@ class DeepSpeedLearner(TorchLearner):
     def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
         self.stats = TokenStats(self.MEAN_STATS, self.MAX_STATS)
         self.prepare_batch(module_id, batch)
-        num_sampled, norms = 0.0, []
+        num_sampled = 0.0
+        norms: list[float] = []
         for _ in range(self.config.num_epochs):
             for minibatch in batch.minibatches(self.config.num_minibatches):
                 num_tokens = self.all_reduce(minibatch.mask.sum().double(), dist.ReduceOp.SUM)
@@ -243,7 +244,7 @@ class DeepSpeedLearner(TorchLearner):
             self.refresh_master_weights()
 
     def refresh_master_weights(self) -> None:
-        """Make the optimizers' float32 copies follow weights that were loaded past them, or the next step undoes the load."""
+        """Make the optimizers' float32 copies follow loaded weights, or the next step undoes the load."""
         for engine in self.engines.values():
             if hasattr(engine.optimizer, "refresh_fp32_params"):
                 engine.optimizer.refresh_fp32_params()
@@ -278,7 +279,8 @@ class DeepSpeedLearner(TorchLearner):
 
 def _cannot_load(path: str) -> str:
     return (
-        f"DeepSpeedLearner: cannot load the optimizer state in {path}. Resume with the number of learners and the ZeRO stage "
+        f"DeepSpeedLearner: cannot load the optimizer state in {path}. Resume with the number of learners and the "
+        f"ZeRO stage "
         "that wrote it, or start a new run from its exported model."
     )
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens from hidden states, a chunk at a time, so that no [B, T, vocabulary] tensor exists."""
+"""Log-probabilities of sampled tokens, a chunk at a time, so that no [B, T, vocabulary] tensor ever exists."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def sampled_logps(
         target_N: int64, the sampled tokens.
         head: hidden states to logits, `[n, H] -> [n, V]`.
         temperature: what the sampler divided the logits by; 0 (greedy) counts as 1.
-        num_chunks: call the head at least so often, with nothing if need be: under ZeRO-3 every call gathers weights from all
-            ranks, so all must make the same number.
+        num_chunks: call the head at least so often, with nothing if need be: under ZeRO-3 every call gathers weights
+            from all ranks, so all must make the same number.
 
     Returns:
         (logp_N, entropy_N), float32.

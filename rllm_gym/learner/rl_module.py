@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
-    """Load a causal language model by `base_model` (see `rllm_gym.models.resolve_base_model`), without a generation cache."""
+    """Load a causal language model; `base_model` is what `rllm_gym.models.resolve_base_model` takes."""
     lm = AutoModelForCausalLM.from_pretrained(str(resolve_base_model(base_model)), dtype=getattr(torch, dtype))
     lm.config.use_cache = False
     return lm
@@ -28,8 +28,8 @@ def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
 class LLMModule(TorchRLModule):
     """A language model as a policy over token sequences.
 
-    `forward_train` gives the log-probabilities of the sampled tokens; sampling itself is done by an engine in the EnvRunner,
-    which gets its weights from `get_state(inference_only=True)` under their Hugging Face names, LoRA merged.
+    `forward_train` gives the log-probabilities of the sampled tokens; sampling itself is done by an engine in the
+    EnvRunner, which gets its weights from `get_state(inference_only=True)` under their Hugging Face names, LoRA merged.
 
     `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `temperature`.
     """
@@ -170,7 +170,8 @@ def _check_head(lm: PreTrainedModel) -> None:
     difference = (ours - theirs).abs().max().item()
     if not difference < (1e-3 if lm.dtype == torch.float32 else 0.5):
         raise ConfigError(
-            f"LLMModule: {type(lm).__name__} does not compute its logits as output_embeddings(hidden states), which training "
+            f"LLMModule: {type(lm).__name__} does not compute its logits as output_embeddings(hidden states), which "
+            f"training "
             f"relies on; log-probabilities differ by {difference:.2g}. Choose another base_model."
         )
 

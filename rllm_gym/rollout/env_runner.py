@@ -7,7 +7,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import ray
@@ -37,15 +37,17 @@ from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, Stream
 
 TWO_LEVEL_FACTORY = "rllm_gym.registration:make_env"  # entry point of the worlds that know `obs_type`
 
-RLlibEpisode = SingleAgentEpisode | MultiAgentEpisode
+RLlibEpisode: TypeAlias = SingleAgentEpisode | MultiAgentEpisode
 
 
 @dataclass
 class SampleResult:
     """What one runner sends to the driver: RLlib episodes, the episodes that failed, and its metrics.
 
-    Each RLlib episode's `custom_data` holds `episode` (our record of it), `group` and `member`. `error` is the traceback of
-    what went wrong in the runner itself: RLlib would lose an exception (it ends the actor, and the driver gets nothing).
+    Each RLlib episode's `custom_data` holds `episode` (our record of it), `group` and `member`. `error` is the
+    traceback of
+    what went wrong in the runner itself: RLlib would lose an exception (it ends the actor, and the driver gets
+    nothing).
     """
 
     worker_index: int
@@ -92,7 +94,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        self.worker_index = self.worker_index or 0
+        self.worker_index: int = kwargs.get("worker_index") or 0
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
@@ -146,7 +148,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             from rllm_gym.rollout.engines.vllm import VLLMEngine
         except ImportError as error:
             raise ConfigError(
-                'LLMEnvRunner: engine vllm needs vLLM: pip install "rllm-gym[cpu]" (or [cuda]); or set engine: transformers.'
+                'LLMEnvRunner: engine vllm needs vLLM: pip install "rllm-gym[cpu]" (or [cuda]); or set engine: '
+                "transformers."
             ) from error
         options = dict(config.engine_options)
         return VLLMEngine(
@@ -172,7 +175,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         pass  # what went wrong is in `error`
 
     def item_ids(self, split: str | None = None) -> list[str] | None:
-        """Return the ids of the environment's tasks (of `split`, default: the configured one); None where it numbers none."""
+        """Return the ids of the tasks of `split` (default: the configured one); None where the world numbers none."""
         world = make_text_world(self.config, **({"split": split} if split else {}))
         try:
             ids = getattr(world.unwrapped, "item_ids", None)
@@ -240,15 +243,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             "on_episode_end",
             callbacks_objects=self.callbacks,
             callbacks_functions=self.config.callbacks_on_episode_end,
-            kwargs=dict(
-                episode=rllib_episode,
-                env_runner=self,
-                metrics_logger=self.metrics,
-                env=None,
-                env_index=0,
-                rl_module=None,
-                worker=self,
-            ),
+            kwargs={
+                "episode": rllib_episode,
+                "env_runner": self,
+                "metrics_logger": self.metrics,
+                "env": None,
+                "env_index": 0,
+                "rl_module": None,
+                "worker": self,
+            },
         )
         self.num_env_steps_sampled_lifetime += episode.num_env_steps
         return rllib_episode

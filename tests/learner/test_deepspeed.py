@@ -172,7 +172,7 @@ def test_recomputed_old_log_probabilities_make_the_first_ratio_one(tiny_model):
 
 
 def test_truncated_importance_weights_scale_the_gradient(tiny_model):
-    """The sampler says e^-1 for tokens to which the trainer gives far less: weights are trainer / sampler, below the cap."""
+    """The sampler says e^-1 for tokens to which the trainer gives far less, so their weights are far below 1."""
     episodes = make_episodes(4, logp=-1.0)
     plain = gradient(make_group(make_config(tiny_model, old_logp="recompute")), episodes)
     corrected = gradient(
