@@ -93,7 +93,7 @@ class Engine(Protocol):
 class Turn:
     """One completion, and what the world had added before it.
 
-    `env_step` counts the environment's steps before this action, so that the turns of several agents can be put in order.
+    `env_step` counts the environment's steps before this action, so that turns of several agents can be put in order.
     """
 
     observation_ids: TokenIds
@@ -133,8 +133,8 @@ class Stream:
 class Episode:
     """One play of one task by one or several agents.
 
-    `end_reason` is one of `terminated`, `horizon`, `context_limit` (no room for a whole turn), `truncated` (the world said so),
-    `error` (the world failed after its retries; `error` holds the text, and nothing of it is trained).
+    `end_reason` is one of `terminated`, `horizon`, `context_limit` (no room for a whole turn), `truncated` (the world
+    said so), `error` (the world failed after its retries; `error` holds the text, and nothing of it is trained).
     `info` is the last step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info} of several.
     `timings` are seconds: `env_s`, `engine_s`, `total_s`.
     """

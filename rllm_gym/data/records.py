@@ -104,14 +104,14 @@ def records_of(
     env_version: str,
     train_step: int | None,
     max_episode_steps: int | None,
-    advantages: Mapping[str, float] | None = None,
+    advantages: Mapping[str, float | None] | None = None,
 ) -> list[EpisodeRecord]:
     """Return one record per agent of an episode, finished or failed.
 
     An episode that failed before any agent acted gives one record without turns, so that its error is stored too.
 
     Args:
-        advantages: {agent_id: advantage}; agents that are missing get None.
+        advantages: {agent_id: advantage}; agents that are missing have none.
 
     Raises:
         pydantic.ValidationError: a field breaks the schema, such as a log-probability that is not finite.
