@@ -104,7 +104,7 @@ class EpisodesToBatch(ConnectorV2):
         shared_data: dict | None = None,
         **kwargs: Any,
     ) -> dict[str, dict[str, torch.Tensor]]:
-        rows: dict[str, list[Row]] = {module_id: [] for module_id in rl_module}
+        rows: dict[str, list[Row]] = {module_id: [] for module_id, _ in rl_module.items()}
         for stream in trainable_streams(episodes):
             rows[stream.module_id or DEFAULT_MODULE_ID].append(row_of(stream))
         return {module_id: collate(of_module) for module_id, of_module in rows.items()}

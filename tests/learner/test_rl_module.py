@@ -1,0 +1,136 @@
+"""The policy module: its log-probabilities, its weights under Hugging Face names, LoRA, 16 bits, offload, schedules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+from learner_helpers import MODULE, distance, largest, make_config, make_episodes, make_group, update, weights
+
+from rllm_gym.learner.logps import sampled_logps
+
+ADAM = {"deepspeed": {}, "lr": 1e-2}
+
+
+def synced(group) -> dict:
+    """What the samplers get."""
+    state = group.get_state(components="learner/rl_module", inference_only=True)
+    return state["learner"]["rl_module"][MODULE]
+
+
+def plain_logps(lm, tokens, temperature=1.0):
+    with torch.no_grad():
+        logits = lm(input_ids=tokens).logits[:, :-1].float() / temperature
+    return torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
+
+
+def test_log_probabilities_and_entropy_are_those_of_whole_logits_at_the_sampling_temperature(tiny_model):
+    module = make_group(make_config(tiny_model, temperature=0.7))._learner.module[MODULE]
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    tokens = torch.randint(0, 200, (3, 20), generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(3, 20, dtype=torch.bool)
+    mask[0, 4:9] = mask[1, 19] = mask[2, 1] = True
+    out = module.forward_train({"tokens": tokens, "mask": mask})
+    expected = plain_logps(lm, tokens, temperature=0.7)
+    assert torch.allclose(out["logp"][:, 1:][mask[:, 1:]], expected[mask[:, 1:]], atol=1e-5)
+    assert (out["logp"][~mask] == 0).all()
+    with torch.no_grad():
+        all_logp = torch.log_softmax(lm(input_ids=tokens).logits / 0.7, -1)
+    entropy = -(all_logp.exp() * all_logp).sum(-1)[:, :-1]
+    assert torch.allclose(out["entropy"][:, 1:][mask[:, 1:]], entropy[mask[:, 1:]], atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 1024])
+def test_chunks_of_logits_change_neither_values_nor_gradients(chunk_tokens):
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(8, 50), torch.randn(10, 8, requires_grad=True)
+    target = torch.randint(0, 50, (10,))
+    logp, _ = sampled_logps(hidden, target, head, temperature=1.0, num_chunks=5, chunk_tokens=chunk_tokens)
+    whole = torch.log_softmax(head(hidden), -1).gather(-1, target[:, None])[:, 0]
+    assert torch.allclose(logp, whole, atol=1e-6)
+    [ours] = torch.autograd.grad(logp.sum(), hidden)
+    [expected] = torch.autograd.grad(whole.sum(), hidden)
+    assert torch.allclose(ours, expected, atol=1e-6)
+
+
+def test_samplers_get_hugging_face_names_with_tied_heads(tiny_model):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    state = synced(make_group(make_config(tiny_model)))
+    assert set(state) == set(lm.state_dict())
+    assert all(np.array_equal(state[name], value.numpy()) for name, value in lm.state_dict().items())
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_lora_trains_adapters_only_and_syncs_the_merged_model(tiny_model, stage):
+    group = make_group(make_config(tiny_model, lora={"r": 4, "lora_alpha": 8}, zero_stage=stage, kl_coeff=0.1, **ADAM))
+    start, episodes = weights(group), make_episodes(6)
+    first = update(group, episodes)
+    assert first["ref_kl"] == pytest.approx(0.0, abs=1e-6)  # B starts at 0: the adapted model is the base model
+    assert update(group, episodes)["ref_kl"] > 0
+    after = weights(group)
+    changed = {name for name in after if not np.array_equal(after[name], start[name])}
+    assert changed
+    assert all(".lora_" in name for name in changed)
+    assert first["num_trainable_parameters"] == sum(after[name].size for name in after if ".lora_" in name)
+
+    merged = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    base = {name: value.clone() for name, value in merged.state_dict().items()}
+    assert set(synced(group)) == set(base)
+    merged.load_state_dict({name: torch.as_tensor(value) for name, value in synced(group).items()})
+    tokens = torch.randint(0, 200, (2, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    if stage == 0:  # the module's own forward pass needs no engine there
+        ours = group._learner.module[MODULE].forward_train({"tokens": tokens, "mask": mask})["logp"][:, 1:]
+        assert torch.allclose(ours, plain_logps(merged, tokens), atol=1e-5)
+    moved = {name: value.numpy() - base[name].numpy() for name, value in merged.state_dict().items()}
+    assert largest(moved) > 1e-4
+
+
+def test_bfloat16_trains_with_float32_masters(tiny_model):
+    group = make_group(make_config(tiny_model, dtype="bfloat16", zero_stage=2, **{**ADAM, "lr": 1e-5}))
+    episodes = make_episodes(6)
+    metrics = [update(group, episodes) for _ in range(3)]
+    assert all(np.isfinite(value) for value in metrics[-1].values())
+    assert metrics[0]["gradient_norm"] > 0
+    assert synced(group)["lm_head.weight"].dtype == torch.bfloat16
+
+
+def test_gradient_checkpointing_changes_nothing(tiny_model):
+    episodes, results = make_episodes(6), []
+    for gradient_checkpointing in (False, True):
+        group = make_group(make_config(tiny_model, gradient_checkpointing=gradient_checkpointing))
+        update(group, episodes)
+        results.append(weights(group))
+    assert distance(*results) < 1e-6
+
+
+def test_deepspeeds_schedule_and_offload_are_passed_through(tiny_model):
+    schedule = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 10, "warmup_type": "linear"}}
+    deepspeed = {"scheduler": schedule, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    group = make_group(make_config(tiny_model, zero_stage=2, deepspeed=deepspeed, lr=1e-2))
+    rates = [update(group, make_episodes(4))["default_optimizer_learning_rate"] for _ in range(4)]
+    assert rates == sorted(rates)
+    assert rates[0] < rates[-1] < 1e-2
+    assert group._learner.engines[MODULE].zero_cpu_offload()
+
+
+def test_a_model_whose_head_is_not_its_output_embedding_is_refused(tiny_model, monkeypatch):
+    from transformers import Qwen2ForCausalLM
+
+    from rllm_gym.errors import ConfigError
+    from rllm_gym.learner.rl_module import _check_head
+
+    class Scaled(Qwen2ForCausalLM):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits * 3
+            return out
+
+    with pytest.raises(ConfigError, match="Scaled does not compute its logits"):
+        _check_head(Scaled.from_pretrained(tiny_model))
