@@ -316,9 +316,7 @@ class LLMAlgorithm(Algorithm):
         horizon = horizon if horizon is not None else self.config.horizon_schedule.last
         items: Sequence[str | None] = self.item_ids(split) or [None]
         order = np.random.default_rng(seed).permutation(len(items))
-        groups = [
-            TaskGroup((seed, EVALUATION_STEP, k), items[order[k % len(order)]], 1) for k in range(num_episodes)
-        ]
+        groups = [TaskGroup((seed, EVALUATION_STEP, k), items[order[k % len(order)]], 1) for k in range(num_episodes)]
         played, failed = self.sample(groups, max_episode_steps=horizon, greedy=greedy)
         episodes = [episode.custom_data.pop("episode") for episode in played]
         return episode_metrics(episodes, failed) | {"horizon": horizon or 0}, episodes

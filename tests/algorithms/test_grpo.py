@@ -147,7 +147,7 @@ def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_
     assert {record.advantage is None for record in records if record.error} == {True}
 
     strict = build(config.copy(copy_frozen=False).env_runners(max_failed_fraction=0.0))
-    with pytest.raises(TooManyFailedEpisodesError, match="3 of 32 episodes failed.*WorldError"):
+    with pytest.raises(TooManyFailedEpisodesError, match=r"3 of 32 episodes failed.*WorldError"):
         strict.train()
 
 
