@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from rllm_gym.cli.sweeps import num_trials, to_tune
 from rllm_gym.errors import ConfigError
 
 ERROR_LINES = 15
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)(:|$)")
 
 
 class StopWhen(tune.Stopper):
@@ -211,15 +213,13 @@ def describe_summary(summary: dict[str, Any]) -> str:
 def describe_error(folder: Path) -> str:
     """Return a failed trial's error: its last exception first, then the end of the traceback."""
     try:
-        lines = (folder / "error.txt").read_text(encoding="utf-8").rstrip().splitlines()
+        text = (folder / "error.txt").read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if line.strip(" ^~")]
     except OSError:
         return f"a trial failed; its folder is {folder}"
+    if not lines:
+        return f"a trial failed; its folder is {folder}"
     # The message may have several lines: it begins at the last line that is not indented and names an exception.
-    start = next((k for k in range(len(lines) - 1, -1, -1) if _names_exception(lines[k])), len(lines) - 1)
+    start = next((k for k in range(len(lines) - 1, -1, -1) if EXCEPTION.match(lines[k])), len(lines) - 1)
     tail = "\n".join(f"    {line}" for line in lines[-ERROR_LINES:])
     return f"failed: {lines[start]}\n{tail}\nthe whole error is in {folder / 'error.txt'}"
-
-
-def _names_exception(line: str) -> bool:
-    head = line.partition(":")[0]
-    return bool(head) and not head[0].isspace() and head.replace(".", "").replace("_", "").isalnum() and ":" in line

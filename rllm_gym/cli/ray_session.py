@@ -18,6 +18,7 @@ DRIVER_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides the devices from actors that ask for 0 GPUs
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # our own reporter speaks
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would tear our own bar
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Tune's saves no checkpoint of the trials
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
@@ -25,11 +26,15 @@ LOCAL_ENV = {"RAY_AUTH_MODE": "disabled"}  # a cluster decides for itself
 
 
 def prepare_driver(address: str | None) -> None:
-    """Set Ray's environment variables; call it before anything imports ray."""
+    """Set Ray's environment variables and quieten its loggers; call it before anything else imports ray."""
     for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
         os.environ.setdefault(name, value)
-    for name in ("ray", "ray.tune", "ray.rllib"):
+    import ray.rllib
+    import ray.tune  # noqa: F401  both set their loggers' levels on import
+
+    for name in ("ray", "ray.rllib"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # we print a failed trial's error ourselves
 
 
 @contextlib.contextmanager

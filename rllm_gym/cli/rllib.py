@@ -131,6 +131,8 @@ def evaluate(
 
     with errors_in_one_line():
         path = resolve_checkpoint(checkpoint).absolute()
+        # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)
         os.environ.pop("RAY_ADDRESS", None)
         from rllm_gym.cli.evaluation import evaluate_and_print

@@ -1,0 +1,220 @@
+"""What a run shows and leaves: step lines, the summary, the curve, errors, stopping."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rllm_gym.cli.launch import StopWhen, describe_error, describe_summary
+from rllm_gym.cli.progress import ProgressReporter, step_line
+from rllm_gym.cli.ray_session import check_capacity
+from rllm_gym.cli.summary import draw_curve, write_summary
+from rllm_gym.errors import ConfigError
+from rllm_gym.evaluation.evaluate import report_of
+from rllm_gym.types import Episode, TaskGroup
+
+RESULT: dict[str, Any] = {
+    "training_iteration": 12,
+    "max_episode_steps": 6,
+    "num_tokens_sampled_per_s": 2540.4,
+    "num_tokens_trained_per_s": 6900.0,
+    "num_groups": 8,
+    "num_groups_dropped": 3,
+    "time_this_iter_s": 13.21,
+    "env_runners": {"success_rate": 0.578, "num_turns_mean": 3.14, "num_failed_episodes": 0},
+}
+
+
+def evaluation(train: float, held_out: float) -> dict[str, Any]:
+    of = {"num_episodes": 128, "num_failed_episodes": 0, "horizon": 6}
+    return {
+        "train": {"success_rate": train, **of},
+        "eval": {"success_rate": held_out, **of},
+        "env_runners": {"success_rate": 0.5, "num_episodes": 256},
+    }
+
+
+def recorded_run(run: Path, *, steps: int = 3) -> Path:
+    trial = run / "2026-01-01_00-00-00_abc_00000"
+    trial.mkdir(parents=True)
+    lines = []
+    for step in range(1, steps + 1):
+        result = {**RESULT, "training_iteration": step, "config": {"seed": 7, "evaluation_seed": 10_000}}
+        if step == steps:
+            result |= {"evaluation": evaluation(0.80, 0.61), "evaluation_on_start": evaluation(0.47, 0.41)}
+        lines.append(json.dumps(result))
+    (trial / "result.json").write_text("\n".join(lines) + "\n")
+    return trial
+
+
+def test_a_step_line_has_the_whole_step() -> None:
+    assert step_line(RESULT, 60) == (
+        "step 12/60  success 0.58  turns 3.1  horizon 6  sampled 2,540 tok/s  trained 6,900 tok/s  dropped 3/8  13.2 s"
+    )
+
+
+def test_a_step_line_leaves_out_what_a_result_does_not_have() -> None:
+    assert step_line({"training_iteration": 1}, None) == "step 1"
+    assert step_line({"training_iteration": 1, "env_runners": None, "num_groups": 4}, 2) == "step 1/2"
+
+
+def test_a_step_that_taught_nothing_and_lost_episodes_says_so() -> None:
+    runners = {**RESULT["env_runners"], "num_failed_episodes": 2}
+    line = step_line({**RESULT, "num_groups_dropped": 8, "env_runners": runners}, None)
+    assert "failed 2" in line
+    assert line.endswith("nothing learnt: every group's returns were equal")
+
+
+def test_the_reporter_prints_plain_lines_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    reporter = ProgressReporter(Console(file=out, width=40), last_step=12, num_trials=1)
+    trial = SimpleNamespace(trial_id="abc")
+    reporter.setup()
+    reporter.on_trial_start(0, [trial], trial)
+    assert reporter.num_active == 1
+    reporter.on_trial_result(1, [trial], trial, {**RESULT, "evaluation": evaluation(0.8, 0.6)})
+    reporter.on_trial_complete(1, [trial], trial)
+    assert reporter.num_active == 0
+    assert out.getvalue().splitlines() == [
+        step_line(RESULT, 12),
+        "evaluation  train 0.800  eval 0.600  (128 episodes each, horizon 6)",
+    ]
+
+
+def test_the_summary_holds_before_and_after_of_both_splits(tmp_path: Path) -> None:
+    run = tmp_path / "quick"
+    trial = recorded_run(run)
+    summary = write_summary(run, [trial])
+    assert summary == json.loads((run / "summary.json").read_text())
+    expected = {
+        "success_before": 0.47,
+        "success_after": 0.80,
+        "eval_success_before": 0.41,
+        "eval_success_after": 0.61,
+        "horizon": 6,
+        "episodes": 128,
+        "seeds": {"run": 7, "evaluation": 10_000},
+        "train_steps": 3,
+        "name": "quick",
+        "checkpoint": None,
+    }
+    assert {key: summary[key] for key in expected} == expected
+    assert describe_summary(summary) == (
+        "success rate  train 0.470 -> 0.800   eval 0.410 -> 0.610   (128 episodes each, horizon 6)"
+    )
+
+
+def test_without_an_evaluation_there_is_no_summary(tmp_path: Path) -> None:
+    trial = tmp_path / "run" / "t"
+    trial.mkdir(parents=True)
+    (trial / "result.json").write_text(json.dumps(RESULT) + "\n")
+    assert write_summary(tmp_path / "run", [trial]) is None
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_curve_is_a_picture_with_success_and_horizon(tmp_path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    run = tmp_path / "quick"
+    trial = recorded_run(run)
+    drawn: list[Any] = []
+    original = plt.close
+    plt.close = drawn.append  # type: ignore[assignment]
+    try:
+        path = draw_curve(run, [trial])
+    finally:
+        plt.close = original
+    assert path is not None
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    axis, horizon = drawn[0].axes
+    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.get_lines()}
+    assert lines["train steps (sampled)"] == ([1, 2, 3], [0.578] * 3)
+    assert lines["evaluation, train tasks"] == ([0, 3], [0.47, 0.80])
+    assert lines["evaluation, eval tasks"] == ([0, 3], [0.41, 0.61])
+    assert list(horizon.get_lines()[0].get_ydata()) == [6, 6, 6]
+    original(drawn[0])
+
+
+def test_a_run_without_steps_draws_nothing(tmp_path: Path) -> None:
+    assert draw_curve(tmp_path, [tmp_path / "t"]) is None
+
+
+def test_stop_reads_nested_and_slashed_keys_and_passes_over_missing_ones() -> None:
+    assert StopWhen({"env_runners/success_rate": 0.5}).is_met(RESULT)
+    assert StopWhen({"env_runners": {"success_rate": 0.5}}).is_met(RESULT)
+    assert not StopWhen({"env_runners/success_rate": 0.6, "evaluation/eval/success_rate": 0.1}).is_met(RESULT)
+    assert not StopWhen({}).is_met(RESULT)
+
+
+def test_a_resumed_runs_time_counts() -> None:
+    result = {"time_total_s": 40.0}
+    assert not StopWhen({"time_total_s": 60}).is_met(result)
+    assert StopWhen({"time_total_s": 60}, seconds_before=20.0).is_met(result)
+
+
+def test_asked_to_end_running_trials_end_with_a_result_and_waiting_ones_at_once() -> None:
+    stopper = StopWhen({})
+    stopper.reporter = ProgressReporter(Console(file=io.StringIO()), last_step=None, num_trials=2)
+    stopper.reporter.num_active = 1
+    assert not stopper("t", RESULT)
+    stopper.is_asked = True
+    assert stopper("t", RESULT)
+    assert not stopper.stop_all()  # it would end the running trial without a checkpoint
+    stopper.reporter.num_active = 0
+    assert stopper.stop_all()
+    assert pickle.loads(pickle.dumps(stopper)).is_asked
+
+
+def test_an_error_shows_its_last_exception_first(tmp_path: Path) -> None:
+    (tmp_path / "error.txt").write_text(
+        "Failure # 1\nTraceback (most recent call last):\n  File x\n    y\n    ^^^^\n"
+        "rllm_gym.errors.RllmGymError: runner 1 failed\nTraceback (most recent call last):\n"
+        "ValueError: too long\nhint: shorten it\n"
+    )
+    lines = describe_error(tmp_path).splitlines()
+    assert lines[0] == "failed: ValueError: too long"
+    assert not any("^^^" in line for line in lines)
+    assert lines[-1] == f"the whole error is in {tmp_path / 'error.txt'}"
+
+
+def test_a_trial_that_cannot_fit_is_named_with_its_remedy() -> None:
+    bundles = [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 2.0}]
+    check_capacity(bundles, [{"CPU": 2.0, "GPU": 2.0}], where="this machine")
+    with pytest.raises(ConfigError) as caught:
+        check_capacity(bundles, [{"CPU": 8.0}], where="this machine")
+    assert str(caught.value) == (
+        "ray: a trial must fit this machine; it asks for 2 GPUs, and there are 0. "
+        "Lower num_env_runners, num_learners, num_gpus_per_env_runner or num_gpus_per_learner."
+    )
+
+
+def test_a_worker_that_fits_no_single_node_is_named() -> None:
+    with pytest.raises(ConfigError, match="it asks for 4 CPUs, which no node has"):
+        check_capacity([{"CPU": 4.0}], [{"CPU": 2.0}, {"CPU": 2.0}], where="the cluster")
+
+
+def episode(category: str, is_success: bool) -> Episode:
+    info = {"category": category, "is_success": is_success}
+    return Episode(episode_id="e", group=TaskGroup((0, 0, 0), None, 1), member=0, seed=0, info=info)
+
+
+def test_an_evaluation_counts_by_category_with_wilson_intervals() -> None:
+    episodes = [episode("depth_1", True)] * 8 + [episode("depth_1", False)] * 2 + [episode("depth_2", False)] * 5
+    report = report_of({"horizon": 6}, episodes)
+    assert (report["episodes"], report["successes"]) == (15, 8)
+    depth_1, depth_2 = report["categories"]["depth_1"], report["categories"]["depth_2"]
+    # Wilson at z = 1.959964: centre (p + z^2 / 2n) / (1 + z^2 / n), p = 0.8, n = 10.
+    assert depth_1["success_interval"] == pytest.approx([0.49016, 0.94332], abs=1e-4)
+    assert depth_2["success_rate"] == 0.0
+    assert depth_2["success_interval"] == pytest.approx([0.0, 0.43449], abs=1e-4)
+
+
+def test_an_evaluation_without_episodes_has_no_rate() -> None:
+    assert report_of({}, [])["success_rate"] is None

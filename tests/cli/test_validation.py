@@ -1,0 +1,270 @@
+"""Every fault of an experiment is one line with its place, key and value, before Ray starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rllm_gym.cli.rllib import app
+
+GOOD = """\
+quick:
+  run: GRPO
+  env: rllm_gym/TextCraft-v0
+  stop: {training_iteration: 10}
+  config:
+    base_model: tiny
+    env_config: {depth: 1}
+    groups_per_step: 2
+"""
+
+
+def dry_run(path: Path) -> Result:
+    return CliRunner().invoke(app, ["train", "file", str(path), "--dry-run"])
+
+
+def faults(tmp_path: Path, text: str) -> list[str]:
+    """Return stderr's lines without the folder, after checking that nothing else was said."""
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    result = dry_run(path)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    return [line.removeprefix(f"{tmp_path}/") for line in result.stderr.splitlines()]
+
+
+def test_the_good_file_passes(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(GOOD)
+    assert dry_run(tmp_path / "x.yaml").exit_code == 0
+
+
+# (what replaces what in the good file, the whole of stderr)
+CASES = {
+    "unknown top-level key": (
+        "  stop:",
+        "  stpo:",
+        "x.yaml:4: unknown key 'stpo'; did you mean 'stop'?",
+    ),
+    "option outside config": (
+        "  stop: {training_iteration: 10}",
+        "  lr: 1e-5",
+        "x.yaml:4: unknown key 'lr'; move it into config",
+    ),
+    "unknown option": (
+        "groups_per_step: 2",
+        "group_per_step: 2",
+        "x.yaml:8: config: unknown key 'group_per_step'; did you mean 'groups_per_step'?",
+    ),
+    "legacy model": (
+        "groups_per_step: 2",
+        "model: tiny",
+        "x.yaml:8: config.model is not used here; the language model is `base_model` "
+        "(tiny, a folder or a Hugging Face name).",
+    ),
+    "text for a number": (
+        "groups_per_step: 2",
+        "lr: fast",
+        "x.yaml:8: config.lr must be a number or a list or null; got 'fast'.",
+    ),
+    "quoted number": (
+        "groups_per_step: 2",
+        "temperature: '1.0'",
+        "x.yaml:8: config.temperature must be a number; got '1.0'.",
+    ),
+    "truth for a count": (
+        "groups_per_step: 2",
+        "group_size: true",
+        "x.yaml:8: config.group_size must be a whole number; got True.",
+    ),
+    "fraction for a count": (
+        "groups_per_step: 2",
+        "group_size: 2.5",
+        "x.yaml:8: config.group_size must be a whole number; got 2.5.",
+    ),
+    "unknown choice": (
+        "groups_per_step: 2",
+        "engine: sglang",
+        "x.yaml:8: config.engine must be one of vllm, transformers; got 'sglang'.",
+    ),
+    "out of range": (
+        "groups_per_step: 2",
+        "group_size: 1",
+        "x.yaml:8: GRPOConfig: group_size must be at least 2, since one episode has no group mean; got 1. "
+        "Set .env_runners(group_size=...).",
+    ),
+    "no class there": (
+        "groups_per_step: 2",
+        "callbacks_class: rllm_gym.callbacks.scaling_inter:Nope",
+        "x.yaml:8: config.callbacks_class must name a Python object as \"module:name\"; "
+        "got 'rllm_gym.callbacks.scaling_inter:Nope' "
+        "(module 'rllm_gym.callbacks.scaling_inter' has no attribute 'Nope').",
+    ),
+    "horizon schedule": (
+        "groups_per_step: 2",
+        "scaling_inter: {type: stepwise, horizons: [2, 6]}",
+        "x.yaml:8: scaling_inter: steps_per_stage must be a whole number of at least 1; got None.",
+    ),
+    "missing run": ("  run: GRPO\n", "", "x.yaml:1: `run` is missing: the algorithm, for example `run: GRPO`."),
+    "unknown algorithm": (
+        "run: GRPO",
+        "run: GPRO",
+        "x.yaml:2: run: no algorithm has this name; got 'GPRO'. Did you mean 'GRPO'?",
+    ),
+    "missing env": (
+        "  env: rllm_gym/TextCraft-v0\n",
+        "",
+        "x.yaml:1: `env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`.",
+    ),
+    "unknown env": (
+        "rllm_gym/TextCraft-v0",
+        "rllm_gym/TextCarft-v0",
+        "x.yaml:3: env: no environment has this id; got 'rllm_gym/TextCarft-v0'. "
+        "Did you mean 'rllm_gym:rllm_gym/TextCraft-v0'?",
+    ),
+    "unknown env_config key": (
+        "{depth: 1}",
+        "{dept: 1}",
+        "x.yaml:7: TextCraftEnv: takes the keywords depth, split, item_ids, system_prompt; got 'dept'. "
+        "Did you mean 'depth'?",
+    ),
+    "unknown split": (
+        "{depth: 1}",
+        "{split: evl}",
+        "x.yaml:7: TextCraftEnv: split must be one of train, eval, all; got 'evl'. Did you mean 'eval'?",
+    ),
+    "unknown evaluation split": (
+        "groups_per_step: 2",
+        "evaluation_interval: 5\n    evaluation_splits: [train, tset]",
+        "x.yaml:9: TextCraftEnv: split must be one of train, eval, all; got 'tset'. Did you mean 'eval'?",
+    ),
+    "no such folder": (
+        "base_model: tiny",
+        "base_model: ./nowhere/tiny",
+        "x.yaml:6: base_model: must be 'tiny', a folder with a config.json, or the name of a Hugging Face model; "
+        "got './nowhere/tiny' (no such folder, and not of the form owner/name). "
+        "Check the spelling and the network, or give a folder.",
+    ),
+    "stop at nothing": (
+        "training_iteration: 10",
+        "training_iterations: 10",
+        "x.yaml:4: stop: no result has the key 'training_iterations'; did you mean 'training_iteration'?",
+    ),
+    "stop at an unknown metric": (
+        "training_iteration: 10",
+        "env_runners/succes_rate: 0.9",
+        "x.yaml:4: stop: no result has the key 'env_runners/succes_rate'; did you mean 'env_runners/success_rate'?",
+    ),
+    "stop at text": (
+        "training_iteration: 10",
+        "training_iteration: ten",
+        "x.yaml:4: stop: training_iteration must be a number; got 'ten'.",
+    ),
+    "unknown checkpoint key": (
+        "  stop: {training_iteration: 10}",
+        "  checkpoint_config: {checkpoint_freq: 2}",
+        "x.yaml:4: checkpoint_config: unknown key 'checkpoint_freq'; did you mean 'checkpoint_frequency'?",
+    ),
+    "checkpoint type": (
+        "  stop: {training_iteration: 10}",
+        "  checkpoint_config: {checkpoint_frequency: often}",
+        "x.yaml:4: checkpoint_config.checkpoint_frequency must be a whole number or null; got 'often'.",
+    ),
+    "no trials": (
+        "  stop: {training_iteration: 10}",
+        "  num_samples: 0",
+        "x.yaml:4: num_samples must be a whole number of at least 1; got 0.",
+    ),
+    "a bad candidate in a sweep": (
+        "groups_per_step: 2",
+        "lr: {grid_search: [1e-5, high]}",
+        "x.yaml:8: config.lr must be a number or a list or null; got 'high'.",
+    ),
+    "a bad range": (
+        "groups_per_step: 2",
+        "lr: {loguniform: [1e-4, 1e-6]}",
+        "x.yaml:8: config.lr: loguniform needs low below high; got [0.0001, 1e-06].",
+    ),
+    "a bad combination in a sweep": (
+        "groups_per_step: 2",
+        "max_new_tokens: {grid_search: [48, 4096]}",
+        "x.yaml:8: GRPOConfig: max_new_tokens must be below max_model_len, which holds a whole episode; "
+        "got 4096 and 2048. Raise max_model_len.",
+    ),
+    "name": ("quick:", "a/b:", "x.yaml:1: an experiment's name becomes a folder: letters, digits, '.', '_', '+' "
+        "and '-'; got 'a/b'. Rename it."),
+    "a key twice": (
+        "groups_per_step: 2",
+        "groups_per_step: 2\n    groups_per_step: 4",
+        "x.yaml:9: the key 'groups_per_step' stands here twice. Keep one.",
+    ),
+    "two environments": (
+        "groups_per_step: 2",
+        "env: TextCraft-v0",
+        "x.yaml:8: env stands here as 'TextCraft-v0' and above as 'rllm_gym/TextCraft-v0'. Keep one.",
+    ),
+    "no YAML": ("  config:\n", "  config: ]\n", "x.yaml:5: not YAML: expected the node content, but found ']'."),
+    "config is a list": (
+        GOOD[GOOD.index("  config:") :],
+        "  config: [1]\n",
+        "x.yaml:5: config must be a mapping; got [1].",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_is_one_line(case: str, tmp_path: Path) -> None:
+    old, new, expected = CASES[case]
+    assert GOOD.count(old) == 1
+    assert faults(tmp_path, GOOD.replace(old, new)) == [expected]
+
+
+def test_all_faults_of_a_file_are_shown_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("groups_per_step: 2", "group_siz: 2\n    seed: x").replace("TextCraft-v0", "Nope-v0")
+    assert [line.partition(": ")[0] for line in faults(tmp_path, text)] == ["x.yaml:8", "x.yaml:9", "x.yaml:3"]
+
+
+def test_two_experiments_in_a_file_are_refused(tmp_path: Path) -> None:
+    two = GOOD + GOOD.replace("quick", "other")
+    assert faults(tmp_path, two) == ["x.yaml: must hold one experiment; got 2: quick, other. Write one file for each."]
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    result = dry_run(tmp_path / "none.yaml")
+    assert result.exit_code == 2
+    assert result.stderr == f"{tmp_path}/none.yaml: cannot be read: No such file or directory.\n"
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert dry_run(tmp_path).stderr == f"{tmp_path}: cannot be read: Is a directory.\n"
+
+
+@pytest.mark.parametrize("text", ["", "just text", "[1, 2]", "quick: 3"])
+def test_what_is_no_experiment_is_one_line(text: str, tmp_path: Path) -> None:
+    assert len(faults(tmp_path, text)) == 1
+
+
+def test_options_make_the_same_experiment_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(GOOD)
+    arguments = ["train", "--algo", "GRPO", "--env", "rllm_gym:rllm_gym/TextCraft-v0", "--name", "quick", "--dry-run"]
+    arguments += ["--stop", '{"training_iteration": 10}']
+    arguments += ["--config", '{"base_model": "tiny", "env_config": {"depth": 1}, "groups_per_step": 2}']
+    by_options = CliRunner().invoke(app, arguments)
+    assert by_options.exit_code == 0
+    assert by_options.stdout == dry_run(tmp_path / "x.yaml").stdout
+
+
+def test_a_fault_in_an_option_names_the_option() -> None:
+    arguments = ["train", "--algo", "GRPO", "--env", "TextCraft-v0", "--config", '{"group_siz": 2}']
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr == "--config: config: unknown key 'group_siz'; did you mean 'group_size'?\n"
+
+
+def test_train_without_anything_says_what_it_needs() -> None:
+    result = CliRunner().invoke(app, ["train"])
+    assert result.exit_code == 2
+    assert "needs `file X.yaml`, or --algo and --env" in result.stderr

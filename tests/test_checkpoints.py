@@ -1,0 +1,95 @@
+"""Finding what to resume, judge or export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rllm_gym.checkpoints import (
+    MANIFEST,
+    newest_checkpoint,
+    read_checkpoint,
+    read_results,
+    resolve_checkpoint,
+    write_manifest,
+    write_origin,
+)
+from rllm_gym.errors import ConfigError
+
+
+def make_checkpoint(trial: Path, index: int, *, step: int, saved_at: float) -> Path:
+    path = trial / f"checkpoint_{index:06d}"
+    (path / "learner_group").mkdir(parents=True)
+    (path / "rllib_checkpoint.json").write_text("{}")
+    (path / "learner_group" / "state.pkl").write_bytes(b"12345")
+    write_manifest(path, training_iteration=step)
+    content = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps({**content, "saved_at": saved_at}))
+    return path
+
+
+def test_the_newest_checkpoint_is_the_one_saved_last_whatever_its_step_and_name(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "b", 7, step=70, saved_at=1.0)
+    newest = make_checkpoint(tmp_path / "a", 0, step=3, saved_at=2.0)
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert (found.path, found.training_iteration, found.trial) == (newest, 3, tmp_path / "a")
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing file", "no manifest", "cut manifest"])
+def test_a_torn_checkpoint_is_passed_over(damage: str, tmp_path: Path) -> None:
+    whole = make_checkpoint(tmp_path / "t", 0, step=1, saved_at=1.0)
+    torn = make_checkpoint(tmp_path / "t", 1, step=2, saved_at=2.0)
+    assert newest_checkpoint(tmp_path).path == torn  # type: ignore[union-attr]
+    state = torn / "learner_group" / "state.pkl"
+    if damage == "cut":
+        state.write_bytes(b"1234")
+    elif damage == "missing file":
+        state.unlink()
+    elif damage == "no manifest":
+        (torn / MANIFEST).unlink()
+    else:
+        (torn / MANIFEST).write_text('{"training_iteration": 2, ')
+    assert read_checkpoint(torn) is None
+    assert newest_checkpoint(tmp_path).path == whole  # type: ignore[union-attr]
+    assert resolve_checkpoint(tmp_path) == resolve_checkpoint(tmp_path / "t") == whole
+
+
+def test_a_checkpoint_means_itself(tmp_path: Path) -> None:
+    older = make_checkpoint(tmp_path, 0, step=1, saved_at=1.0)
+    make_checkpoint(tmp_path, 1, step=2, saved_at=2.0)
+    assert resolve_checkpoint(older) == older
+
+
+def test_where_there_is_no_checkpoint_one_line_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no complete checkpoint\. Give a checkpoint"):
+        resolve_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        resolve_checkpoint(tmp_path / "nowhere")
+
+
+def write_results(trial: Path, steps: range, tail: str = "") -> None:
+    trial.mkdir(exist_ok=True)
+    lines = [json.dumps({"training_iteration": step, "by": trial.name}) for step in steps]
+    (trial / "result.json").write_text("\n".join(lines) + "\n" + tail)
+
+
+def test_results_of_a_resumed_trial_begin_with_those_it_goes_on_from(tmp_path: Path) -> None:
+    # a: 1 2 3 4 (checkpoint at 2); b resumes at 2: 3 4 5 (checkpoint at 4); c resumes at 4: 5
+    write_results(tmp_path / "a", range(1, 5))
+    write_results(tmp_path / "b", range(3, 6))
+    write_results(tmp_path / "c", range(5, 6), tail='{"training_iteration": 6, "by')
+    at_2 = read_checkpoint(make_checkpoint(tmp_path / "a", 0, step=2, saved_at=1.0))
+    at_4 = read_checkpoint(make_checkpoint(tmp_path / "b", 0, step=4, saved_at=2.0))
+    assert at_2 is not None and at_4 is not None
+    write_origin(tmp_path / "b", at_2)
+    write_origin(tmp_path / "c", at_4)
+    assert [(r["training_iteration"], r["by"]) for r in read_results(tmp_path / "c")] == [
+        (1, "a"),
+        (2, "a"),
+        (3, "b"),
+        (4, "b"),
+        (5, "c"),
+    ]
