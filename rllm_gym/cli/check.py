@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rllm_gym.cli.experiment import Experiment
@@ -13,7 +14,7 @@ from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
 from rllm_gym.cli.sweeps import candidates, combinations, find_samplers, is_sampler, sampler_fault
 from rllm_gym.errors import ConfigError, nearest
 
-# What the lead of every result offers to `stop`; below `env_runners/` and `evaluation/` the names are known too.
+# What every result offers to `stop` at its top; below `env_runners/` and `evaluation/` the names are known too.
 RESULT_KEYS = (
     "training_iteration",
     "time_total_s",
@@ -134,8 +135,8 @@ def _checkpoint_faults(experiment: Experiment) -> list[str]:
         if name not in known:
             reason = f"checkpoint_config: unknown key {name!r}; did you mean {nearest(name, known)!r}?"
             faults.append(experiment.source.fault(path, reason))
-        elif reason := type_fault(name, value, known[name]):
-            faults.append(experiment.source.fault(path, reason.replace("config.", "checkpoint_config.", 1)))
+        elif fault := type_fault(name, value, known[name]):
+            faults.append(experiment.source.fault(path, fault.replace("config.", "checkpoint_config.", 1)))
     if not faults:
         try:
             CheckpointConfig(**experiment.checkpoint_config)
@@ -274,6 +275,8 @@ def _check_base_models(checked: Checked, allow_lookup: bool) -> None:
 
     for name in dict.fromkeys(config.base_model for config in checked.configs):
         try:
-            resolve_base_model(name, allow_lookup=allow_lookup)
+            found = resolve_base_model(name, allow_lookup=allow_lookup)
+            if checked.config.get("base_model") == name and Path(name).expanduser().is_dir() and name != "tiny":
+                checked.config["base_model"] = str(Path(found).absolute())  # workers may run in other folders
         except ConfigError as error:
             raise ExperimentError(checked.experiment.source.fault(("config", "base_model"), error)) from error

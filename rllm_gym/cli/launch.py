@@ -182,10 +182,10 @@ def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool
         say(describe_error(Path(trial.path)))
     summary = write_summary(run, folders)
     curve = draw_curve(run, folders)
+    checkpoints = [newest_checkpoint(folder) for folder in folders]
     if was_asked:
-        say("ended as asked; --resume goes on from the checkpoint")
-    for folder in folders:
-        checkpoint = newest_checkpoint(folder)
+        say("ended as asked" + ("; --resume goes on from the checkpoint" if any(checkpoints) else ""))
+    for folder, checkpoint in zip(folders, checkpoints, strict=True):
         say(f"checkpoint    {checkpoint.path if checkpoint else 'none'}")
         say(f"TensorBoard   tensorboard --logdir {folder}")
         if (folder / "trajectories").is_dir():

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,8 +42,6 @@ def train_file(
     verbose: Verbose = False,
 ) -> None:
     """Train the experiment in a YAML file."""
-    from rllm_gym.cli.experiment import read_experiment
-
     with errors_in_one_line():
         _train(read_experiment(path), resume, dry_run, ray_address, storage_path, verbose)
 
@@ -69,8 +68,6 @@ def train_options(
     if algo is None:
         typer.echo("rllib train: needs `file X.yaml`, or --algo and --env. See rllib train --help.", err=True)
         raise typer.Exit(2)
-    from rllm_gym.cli.experiment import experiment_from_options
-
     with errors_in_one_line():
         experiment = experiment_from_options(
             algo=algo,
@@ -85,7 +82,7 @@ def train_options(
 
 
 def _train(
-    experiment: object, resume: bool, dry_run: bool, ray_address: str | None, storage_path: Path, verbose: bool
+    experiment: Experiment, resume: bool, dry_run: bool, ray_address: str | None, storage_path: Path, verbose: bool
 ) -> None:
     from rllm_gym.cli.ray_session import prepare_driver
 

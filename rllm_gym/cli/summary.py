@@ -116,7 +116,7 @@ def draw_curve(run: Path, trials: list[Path]) -> Path | None:
     return run / CURVE
 
 
-def _success(result: dict[str, Any]) -> float | None:
+def _success(result: dict[str, Any]) -> Any:
     return (result.get("env_runners") or {}).get("success_rate")
 
 
