@@ -196,3 +196,30 @@ def test_of_two_modules_the_frozen_one_stays_bit_equal(tiny_model, build):
     assert equal(before["bob"], module_weights(algo, "bob"))
     assert result["learners"]["alice"]["gradient_norm"] > 0
     assert "gradient_norm" not in result["learners"].get("bob", {})
+
+
+def test_two_runners_and_two_zero_3_learners_train_like_one_of_each_and_resume(tiny_model, build, tmp_path):
+    one = build(toy_config(tiny_model, groups_per_step=4))
+    many = build(
+        toy_config(
+            tiny_model, groups_per_step=4, num_env_runners=2, num_learners=2, zero_stage=3, tokens_per_micro_batch=900
+        )
+    )
+    for _ in range(2):
+        first, second = one.train(), many.train()
+    assert second["env_runners"]["num_episodes"] == 64
+    assert second["learners"]["default_policy"]["logp_difference_max"] < 1e-3  # both samplers hold the trained weights
+    for name in ("gradient_norm", "policy_loss", "num_sampled_tokens_trained"):
+        expected = first["learners"]["default_policy"][name]
+        assert second["learners"]["default_policy"][name] == pytest.approx(expected, rel=1e-3, abs=1e-4), name
+    difference = max(
+        np.abs(a - b).max() for a, b in zip(*(module_weights(x).values() for x in (one, many)), strict=True)
+    )
+    assert difference < 5e-4
+
+    path = many.save_to_path(str(tmp_path / "checkpoint"))
+    many.train()
+    straight = module_weights(many)
+    many.restore_from_path(path)
+    many.train()
+    assert equal(straight, module_weights(many))
