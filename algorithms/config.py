@@ -11,7 +11,7 @@ from ray.rllib.utils import force_list
 from ray.util.debug import log_once
 
 from rllm_gym.callbacks.scaling_inter import HorizonSchedule, ScalingInter
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.learner.connectors import EpisodesToBatch
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
@@ -19,6 +19,7 @@ from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.types import SamplingParams
 
 DTYPES = ("float32", "bfloat16", "float16")
+_NO_MODEL_KEY = "{}: model is RLlib's legacy option for its own networks; got {!r}. Set base_model instead."
 
 
 class LLMConfig(AlgorithmConfig):
@@ -220,6 +221,8 @@ class LLMConfig(AlgorithmConfig):
             weight_decay=weight_decay,
             adam_betas=adam_betas,
         )
+        if "model" in kwargs:
+            raise ConfigError(_NO_MODEL_KEY.format(type(self).__name__, kwargs["model"]))
         super().training(**kwargs)
         return self
 
@@ -277,6 +280,25 @@ class LLMConfig(AlgorithmConfig):
         self._set(save_trajectories=save_trajectories)
         super().reporting(**kwargs)
         return self
+
+    def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
+        """Set options by name. Differs: an unknown name raises, where RLlib would set it in silence.
+
+        Raises:
+            ConfigError: names the option and the nearest known one.
+        """
+        for name, value in config_dict.items():
+            # A whole one comes from some configuration's own to_dict().
+            if name == "model" and not (isinstance(value, Mapping) and set(value) >= set(self.model)):
+                raise ConfigError(_NO_MODEL_KEY.format(type(self).__name__, value))
+            known = {"multiagent", "class", *vars(self)}
+            if name.startswith("_") or self._translate_special_keys(name, warn_deprecated=False) in known:
+                continue
+            raise ConfigError(
+                f"{type(self).__name__}: no option has this name; got {name!r}. "
+                f"Did you mean {nearest(name, (n for n in known if not n.startswith('_')))!r}?"
+            )
+        return super().update_from_dict(config_dict)
 
     def _set(self, **options: Any) -> None:
         for name, value in options.items():
