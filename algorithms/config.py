@@ -289,7 +289,7 @@ class LLMConfig(AlgorithmConfig):
         """
         for name, value in config_dict.items():
             # A whole one comes from some configuration's own to_dict().
-            if name == "model" and not (isinstance(value, Mapping) and set(value) >= set(self.model)):
+            if name == "model" and not (isinstance(value, Mapping) and len(value) > len(self.model) // 2):
                 raise ConfigError(_NO_MODEL_KEY.format(type(self).__name__, value))
             known = {"multiagent", "class", *vars(self)}
             if name.startswith("_") or self._translate_special_keys(name, warn_deprecated=False) in known:
