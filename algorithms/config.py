@@ -298,7 +298,7 @@ class LLMConfig(AlgorithmConfig):
                 f"{type(self).__name__}: no option has this name; got {name!r}. "
                 f"Did you mean {nearest(name, (n for n in known if not n.startswith('_')))!r}?"
             )
-        return super().update_from_dict(config_dict)
+        return super().update_from_dict({name: value for name, value in config_dict.items() if name != "model"})
 
     def _set(self, **options: Any) -> None:
         for name, value in options.items():
