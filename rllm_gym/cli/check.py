@@ -35,12 +35,14 @@ class Checked:
 
     Args:
         algorithm: the method's class.
-        configs: one validated `AlgorithmConfig` for every combination of a sweep's candidates; one without a sweep.
+        combinations: what was written, for every combination of a sweep's candidates; one without a sweep.
+        configs: a validated `AlgorithmConfig` for each of them.
         config: what Tune gets: the keys as written, objects in place of their "module:name".
     """
 
     experiment: Experiment
     algorithm: Any
+    combinations: list[dict[str, Any]]
     configs: list[Any]
     config: dict[str, Any]
 
@@ -75,8 +77,8 @@ def check_experiment(experiment: Experiment, *, allow_lookup: bool) -> Checked:
         raise ExperimentError("\n".join(faults))
     config = {name: _with_objects(value, hints[name]) for name, value in config.items()}
     config["env"] = env_id
-    checked = Checked(experiment, algorithm, [], config)
-    checked.configs = [_validated(checked, combination) for combination in combinations(config)]
+    checked = Checked(experiment, algorithm, combinations(config), [], config)
+    checked.configs = [_validated(checked, combination) for combination in checked.combinations]
     _check_worlds(checked)
     _check_base_models(checked, allow_lookup)
     return checked

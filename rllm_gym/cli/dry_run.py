@@ -109,4 +109,4 @@ def required_resources(checked: Checked) -> dict[str, float]:
 
 def bundles_per_trial(checked: Checked) -> list[list[dict[str, float]]]:
     """Return each candidate configuration's resource bundles, as Tune will ask Ray for them."""
-    return [checked.algorithm.default_resource_request(config).bundles for config in checked.configs]
+    return [checked.algorithm.default_resource_request(written).bundles for written in checked.combinations]

@@ -1,0 +1,144 @@
+"""The real thing, on the tiny model: train, resume, end on SIGINT, judge, export."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rllm_gym.checkpoints import RESUMED_FROM, newest_checkpoint, read_results
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+EXPERIMENT = """\
+e2e:
+  run: GRPO
+  env: TextCraft-v0
+  stop: {{training_iteration: {stop}}}
+  checkpoint_config: {{checkpoint_frequency: 1, num_to_keep: 2}}
+  config:
+    base_model: tiny
+    env_config: {{depth: 1, system_prompt: ""}}
+    groups_per_step: 2
+    group_size: 4
+    num_envs_per_env_runner: 8
+    max_model_len: 1024
+    max_new_tokens: 16
+    max_episode_steps: 2
+    evaluation_interval: 2
+    evaluation_duration: 4
+    evaluation_splits: [train, eval]
+"""
+
+
+def write_experiment(folder: Path, stop: int) -> Path:
+    path = folder / "x.yaml"
+    path.write_text(EXPERIMENT.format(stop=stop))
+    return path
+
+
+def command(module: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", f"rllm_gym.cli.{module}", *map(str, arguments)]
+
+
+def run(folder: Path, module: str, *arguments: object) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        command(module, *arguments), cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the experiment was trained for two steps."""
+    folder = tmp_path_factory.mktemp("end_to_end")
+    out = run(folder, "rllib", "train", "file", write_experiment(folder, 2))
+    lines = [line for line in out.splitlines() if line.startswith("step ")]
+    assert [line.split("  ")[0] for line in lines] == ["step 1/2", "step 2/2"]
+    assert all("horizon 2" in line and "tok/s" in line for line in lines)
+    return folder
+
+
+def trials(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in (folder / "runs" / "e2e").glob("*/params.json"))
+
+
+def test_a_run_leaves_its_files(folder: Path) -> None:
+    run_folder = folder / "runs" / "e2e"
+    trial = trials(folder)[0]
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert summary["episodes"] == 4
+    assert summary["horizon"] == 2
+    for name in ("success_before", "success_after", "eval_success_before", "eval_success_after"):
+        assert 0.0 <= summary[name] <= 1.0
+    assert (run_folder / "learning_curve.png").stat().st_size > 5_000
+    assert list(trial.glob("events.out.tfevents.*"))
+    assert list((trial / "trajectories").glob("*.jsonl*"))
+    assert not (trial / "error.txt").exists()
+
+
+def test_a_finished_run_goes_on_and_keeps_what_was_there(folder: Path) -> None:
+    before = {path for path in (folder / "runs" / "e2e").rglob("*") if path.is_file()}
+    path = write_experiment(folder, 2)
+    assert "`stop` is already met at train step 2" in run(folder, "rllib", "train", "file", path, "--resume")
+    run(folder, "rllib", "train", "file", write_experiment(folder, 3), "--resume")
+    assert all(path.exists() for path in before)
+    newest = trials(folder)[-1]
+    assert (newest / RESUMED_FROM).is_file()
+    assert [result["training_iteration"] for result in read_results(newest)] == [1, 2, 3]
+
+
+def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> None:
+    path = write_experiment(folder, 500)
+    with subprocess.Popen(
+        command("rllib", "train", "file", path),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        out = []
+        for line in process.stdout:
+            out.append(line)
+            if line.startswith("step 1/"):
+                os.killpg(process.pid, signal.SIGINT)
+        assert process.wait() == 0, "".join(out)
+    assert "ended as asked; --resume goes on from the checkpoint\n" in out
+    checkpoint = newest_checkpoint(trials(folder)[-1])
+    assert checkpoint is not None
+    assert checkpoint.training_iteration == read_results(trials(folder)[-1])[-1]["training_iteration"] < 10
+
+
+def test_a_run_is_judged_and_exported(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = run(folder, "rllib", "evaluate", "runs/e2e", "--episodes", 6, "--horizon", 3, "--out", "report.json")
+    assert "success rate" in out
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["split"], report["episodes"], report["metrics"]["horizon"]) == ("eval", 6, 3)
+    assert report["success_interval"][0] <= report["success_rate"] <= report["success_interval"][1]
+
+    run(folder, "rllm_gym", "export", "runs/e2e", "exported")
+    lm = AutoModelForCausalLM.from_pretrained(folder / "exported", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "exported")
+    assert tokenizer.chat_template
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Goal: craft stick."}], add_generation_prompt=True, return_tensors="pt"
+    )
+    ids = prompt["input_ids"] if hasattr(prompt, "keys") else prompt
+    assert lm.generate(ids, max_new_tokens=4, do_sample=False).shape[1] > ids.shape[1]
+    refused = subprocess.run(
+        command("rllm_gym", "export", "runs/e2e", "exported"), cwd=folder, capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert refused.stderr == "export: the folder must be empty; got 'exported'. Choose another one, or use --force.\n"
