@@ -8,4 +8,5 @@ from rllm_gym.registration import make_env, normalize_env_id, register_text_env
 __version__ = "0.1.0"
 __all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
 
+register_text_env("rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv")
 register_text_env("rllm_gym/TextCraft-v0", "rllm_gym.envs.textcraft.env:TextCraftEnv")
