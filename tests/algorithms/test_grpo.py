@@ -18,6 +18,8 @@ from rllm_gym.algorithms.grpo import GRPO
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster():

@@ -17,6 +17,8 @@ from learner_helpers import MODULE, change, distance, largest, make_config, make
 
 EPISODES = 12
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ray_cluster():

@@ -1,0 +1,70 @@
+"""The learner's peak memory, taken in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NUM_TOKENS, VOCABULARY = 4096, 65_536
+FULL_LOGITS_MB = NUM_TOKENS * VOCABULARY * 4 / 2**20  # float32
+
+
+def resident_memory_mb(field: str) -> float:
+    # Not getrusage: a child inherits its parent's peak through fork and exec, and pytest's is large.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1024
+
+
+def measure(folder: str, num_sampled: int) -> dict[str, float]:
+    """Train one sequence of a large vocabulary; returns the update's metrics and its memory beyond what was there."""
+    import numpy as np
+    from learner_helpers import make_config, make_group, update
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        max_position_embeddings=NUM_TOKENS,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    rng = np.random.default_rng(0)
+    observation, action = (rng.integers(0, VOCABULARY, n) for n in (NUM_TOKENS - num_sampled, num_sampled))
+    episode = SingleAgentEpisode(
+        observations=[observation, observation[:0]],
+        actions=[action],
+        rewards=[0.0],
+        terminated=True,
+        extra_model_outputs={"action_logp": [np.full(num_sampled, -np.log(VOCABULARY), np.float32)]},
+        len_lookback_buffer=0,
+    )
+    episode.custom_data["advantage"] = 1.0
+    group = make_group(make_config(folder, tokens_per_micro_batch=NUM_TOKENS, zero_stage=2))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before_mb = resident_memory_mb("VmRSS")
+    metrics = update(group, [episode])
+    return {**metrics, "extra_mb": resident_memory_mb("VmHWM") - before_mb}
+
+
+@pytest.mark.parametrize("num_sampled", [800, NUM_TOKENS - 1])
+def test_training_at_4k_context_takes_less_memory_than_full_logits(tmp_path, num_sampled):
+    command = [sys.executable, __file__, str(tmp_path), str(num_sampled)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    metrics = json.loads(run.stdout.splitlines()[-1])
+    assert metrics["num_sampled_tokens_trained"] == num_sampled
+    assert metrics["gradient_norm"] > 0
+    assert metrics["extra_mb"] < FULL_LOGITS_MB
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
