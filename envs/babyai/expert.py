@@ -171,8 +171,7 @@ class _Planner:
     def put_down(self, keep_free: Iterable[int], route: Iterable[int]) -> Errand | None:
         """Put down what is carried where it is not in the way, off some cells, and if need be off a route."""
         for places in self.map.places_to_drop(set(keep_free), set(route)):
-            way = self.map.route_to_face(places)
-            if way and not any(self.map.is_obstacle(cell) for cell in way.cells):
+            if way := self.map.route_to_face(places, around_obstacles=True):
                 return Errand("drop", way, f"I put the {name_of(self.carrying)} down.")
         return None
 
@@ -194,7 +193,7 @@ def _choose(errand: Errand, moves: Mapping[str, Sequence[int]]) -> str:
             continue
         outcome = simulate(route.map, its_moves)
         left = route.cost_from(outcome.state)
-        cost = outcome.num_moves + left
+        cost = outcome.cost + left
         if outcome.act is not None:
             is_wanted = outcome.act == errand.verb and left == 0
             if errand.verb == "pickup":

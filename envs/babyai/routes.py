@@ -15,7 +15,7 @@ OBJECT_COST = 12
 LOCK_COST = 30
 KEEP_SHUT_COST = 60
 INFINITE = float("inf")
-_ACTS = {PICK_UP: "pickup", DROP: "drop"}
+_ACTS = {PICK_UP: "pickup", DROP: "drop", TOGGLE: "toggle"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Route:
         map: the map that it is on.
         costs: the cost of getting to an end, by state.
         cost: that of the start.
-        cells: the cells to enter, in order.
+        cells: the cells to enter, in order, without one that is to be taken for empty.
         end: the state that it leads to.
     """
 
@@ -95,7 +95,7 @@ class Map:
         return [thing for cell, thing in enumerate(self.grid) if self.has_seen[cell] and name_of(thing) == name]
 
     def is_free(self, cell: int) -> bool:
-        return self.grid[cell] is None and bool(self.has_seen[cell]) and cell != self.agent
+        return self.grid[cell] is None and bool(self.has_seen[cell])
 
     def holds_object(self, cell: int) -> bool:
         thing = self.grid[cell]
@@ -124,7 +124,7 @@ class Map:
         east, south, west, north = self.steps
         # Clockwise from the north; each touches the next.
         ring = [north, north + east, east, south + east, south, south + west, west, north + west]
-        is_open = [self.grid[cell + step] is None and bool(self.has_seen[cell + step]) for step in ring]
+        is_open = [self.is_free(cell + step) for step in ring]
         for i in (0, 2, 4, 6):
             thing = self.grid[cell + ring[i]]
             if thing is not None and thing.type == "door":
@@ -136,7 +136,12 @@ class Map:
     # Routes.
 
     def route_to_face(
-        self, cells: Iterable[int], *, start: int | None = None, passing: int | None = None
+        self,
+        cells: Iterable[int],
+        *,
+        start: int | None = None,
+        passing: int | None = None,
+        around_obstacles: bool = False,
     ) -> Route | None:
         """Return the way to the nearest state that faces one of some cells.
 
@@ -144,9 +149,10 @@ class Map:
             cells: the cells to face.
             start: the state to start from, instead of the agent's.
             passing: a cell that is to be taken for an empty one.
+            around_obstacles: takes a way only if nothing must be removed from it.
         """
         ends = [(cell - step) * 4 + direction for cell in cells for direction, step in enumerate(self.steps)]
-        return self._route(ends, start=start, passing=passing)
+        return self._route(ends, start=start, passing=passing, around_obstacles=around_obstacles)
 
     def route_to_enter(self, cells: Iterable[int]) -> Route | None:
         """Return the way to the nearest of some cells."""
@@ -158,9 +164,18 @@ class Map:
         states = [cell * 4 + direction for cell in known for direction in range(4)]
         return self._route([state for state in states if not self.has_seen[self.ahead(state)]])
 
-    def _route(self, ends: Iterable[int], *, start: int | None = None, passing: int | None = None) -> Route | None:
+    def _route(
+        self,
+        ends: Iterable[int],
+        *,
+        start: int | None = None,
+        passing: int | None = None,
+        around_obstacles: bool = False,
+    ) -> Route | None:
         start = self.start if start is None else start
         entry_costs = list(self.entry_costs)
+        if around_obstacles:
+            entry_costs = [INFINITE if self.is_obstacle(cell) else cost for cell, cost in enumerate(entry_costs)]
         entry_costs[self.agent] = 1
         if passing is not None:
             entry_costs[passing] = 1
@@ -169,8 +184,8 @@ class Map:
             return None
         state, cells = start, []
         while costs[state] > 0:
-            after, cost = min(self._successors(state, entry_costs), key=lambda pair: costs[pair[0]] + pair[1])
-            if after // 4 != state // 4:
+            after, _ = min(self._successors(state, entry_costs), key=lambda pair: costs[pair[0]] + pair[1])
+            if after // 4 not in (state // 4, passing):
                 cells.append(after // 4)
             state = after
         return Route(self, costs, costs[start], tuple(cells), state)
@@ -212,33 +227,34 @@ class Outcome:
 
     Args:
         state: where they end.
-        num_moves: how many are made.
+        cost: as on a route: that of the cells that are entered, and 1 for every other move.
         act: "pickup", "drop" or "toggle" where the last move is one, and None else.
-        target: what is picked up.
+        target: the thing that it is done to.
     """
 
     state: int
-    num_moves: int
+    cost: float
     act: str | None = None
     target: Any = None
 
 
 def simulate(map: Map, moves: Sequence[int]) -> Outcome:
     """Return what moves would come to, without making them."""
-    state = map.start
+    state, cost = map.start, 0.0
     opened = None
-    for num_moves, move in enumerate(moves):
+    for i, move in enumerate(moves):
         ahead = map.ahead(state)
         thing = map.grid[ahead]
         if move in (LEFT, RIGHT):
             state = state // 4 * 4 + (state + (1 if move == RIGHT else -1)) % 4
+            cost += 1
         elif move == FORWARD:
-            is_passable = thing is None or ahead == opened or (thing.type == "door" and thing.is_open)
-            if not is_passable:
-                return Outcome(state, num_moves + 1)
+            if thing is not None and ahead != opened and not (thing.type == "door" and thing.is_open):
+                return Outcome(state, cost + 1)
             state = ahead * 4 + state % 4
-        elif move == TOGGLE and num_moves + 1 < len(moves):
+            cost += map.entry_costs[ahead]
+        elif move == TOGGLE and i + 1 < len(moves):
             opened = ahead
         else:
-            return Outcome(state, num_moves + 1, _ACTS.get(move, "toggle"), thing)
-    return Outcome(state, len(moves))
+            return Outcome(state, cost + 1, _ACTS[move], thing)
+    return Outcome(state, cost)
