@@ -18,6 +18,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from rllm_gym.algorithms.config import LLMConfig
 from rllm_gym.algorithms.metrics import episode_metrics
 from rllm_gym.algorithms.task_sampler import TaskSampler
+from rllm_gym.checkpoints import write_manifest
 from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.connectors import ADVANTAGE, EpisodeData, num_tokens, streams, trainable_streams
@@ -382,6 +383,7 @@ class LLMAlgorithm(Algorithm):
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         path = super().save_to_path(path, **kwargs)
         self._on_all_learners("save_engines", path)
+        write_manifest(Path(path), training_iteration=self.training_iteration)  # last: it says that all is there
         return path
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 from ray import tune
 from rich.console import Console
 
-from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, read_results, write_manifest, write_origin
+from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, read_results, write_origin
 from rllm_gym.cli.check import Checked, flat_keys
 from rllm_gym.cli.dry_run import bundles_per_trial
+from rllm_gym.cli.memory import MemoryMeter
 from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
@@ -58,8 +59,8 @@ class StopWhen(tune.Stopper):
         }  # Tune saves the stopper with the experiment; a terminal cannot be saved
 
 
-class CheckpointSealer(tune.Callback):
-    """Seals checkpoints that lie complete in a trial's folder, and notes what a resumed trial goes on from."""
+class OriginWriter(tune.Callback):
+    """Notes in a trial's folder which checkpoint it goes on from."""
 
     def __init__(self, resumed: CheckpointInfo | None) -> None:
         self._resumed = resumed
@@ -67,9 +68,6 @@ class CheckpointSealer(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         if self._resumed:
             write_origin(Path(trial.path), self._resumed)
-
-    def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
-        write_manifest(Path(checkpoint.path), training_iteration=trial.last_result.get("training_iteration", 0))
 
 
 def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, verbose: bool, console: Console) -> int:
@@ -100,6 +98,7 @@ def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, ve
         first_step=reached["training_iteration"],
     )
     stopper.reporter = reporter
+    memory = MemoryMeter()
     with ray_session(address, bundles_per_trial(checked), verbose=verbose):
         reporter.say(f"{experiment.name}: {experiment.run} on {checked.config['env']}, into {run}")
         if resumed:
@@ -115,11 +114,11 @@ def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, ve
                 checkpoint_config=tune.CheckpointConfig(**{"checkpoint_at_end": True, **experiment.checkpoint_config}),
                 trial_dirname_creator=trial_dirname,
                 restore=str(resumed.path) if resumed else None,
-                callbacks=[reporter, CheckpointSealer(resumed)],
+                callbacks=[reporter, memory, OriginWriter(resumed)],
                 raise_on_failed_trial=False,
                 verbose=0,
             )
-    return _conclude(run, analysis.trials, console, was_asked=stopper.is_asked)
+    return _conclude(run, analysis.trials, console, was_asked=stopper.is_asked, memory=memory)
 
 
 def trial_dirname(trial: Any) -> str:
@@ -170,7 +169,7 @@ def _ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterato
             signal.signal(number, handler)
 
 
-def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool) -> int:
+def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool, memory: MemoryMeter) -> int:
     """Write the summary and the curve, say where everything lies, and return the exit code."""
 
     def say(text: str) -> None:
@@ -190,6 +189,8 @@ def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool
         say(f"TensorBoard   tensorboard --logdir {folder}")
         if (folder / "trajectories").is_dir():
             say(f"trajectories  {folder / 'trajectories'}")
+    if used := memory.describe():
+        say(f"memory        {used}")
     if curve:
         say(f"curve         {curve}")
     if summary:

@@ -17,6 +17,7 @@ OBJECT_STORE_BYTES = 500 * 2**20  # weights and episodes of small models; RAY_OB
 DRIVER_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides the devices from actors that ask for 0 GPUs
     "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_WAIT_POLICY": "passive",  # sampler and trainer share the cores; spinning threads of one starve the other
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # else relative paths in a configuration mean other files in a trial
     "RAY_AIR_NEW_OUTPUT": "0",  # our own reporter speaks
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would tear our own bar
