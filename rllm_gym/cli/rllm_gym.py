@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.index import index
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -15,6 +16,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tools for trained LLM agents.",
 )
+
+
+app.command()(index)
 
 
 @app.callback()

@@ -1,0 +1,1 @@
+"""SearchQA: answer questions by searching a corpus of passages."""

