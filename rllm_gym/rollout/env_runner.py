@@ -85,7 +85,7 @@ def make_token_world(config: Any, chat: ChatTokenizer) -> Any:
     try:
         world.get_wrapper_attr("stop_ids")
     except AttributeError:
-        return TokenEnv(world, tokenizer=chat, max_tokens=config.max_model_len)
+        return TokenEnv(world, tokenizer=chat)
     return world
 
 

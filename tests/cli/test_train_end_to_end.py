@@ -10,35 +10,32 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rllm_gym.checkpoints import RESUMED_FROM, newest_checkpoint, read_results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-EXPERIMENT = """\
-e2e:
-  run: GRPO
-  env: TextCraft-v0
-  stop: {{training_iteration: {stop}}}
-  checkpoint_config: {{checkpoint_frequency: 1, num_to_keep: 2}}
-  config:
-    base_model: tiny
-    env_config: {{depth: 1, system_prompt: ""}}
-    groups_per_step: 2
-    group_size: 4
-    num_envs_per_env_runner: 8
-    max_model_len: 1024
-    max_new_tokens: 16
-    max_episode_steps: 2
-    evaluation_interval: 2
-    evaluation_duration: 4
-    evaluation_splits: [train, eval]
-"""
+QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "quickstart.yaml"
+SMALLER = {
+    "groups_per_step": 2,
+    "group_size": 4,
+    "num_envs_per_env_runner": 8,
+    "max_new_tokens": 16,
+    "scaling_inter": {"type": "stepwise", "horizons": [2, 3], "steps_per_stage": 2},
+    "evaluation_interval": 2,
+    "evaluation_duration": 4,
+}
 
 
 def write_experiment(folder: Path, stop: int) -> Path:
+    """The shipped quickstart with fewer and shorter episodes, under a name of its own."""
+    [experiment] = yaml.safe_load(QUICKSTART.read_text()).values()
+    experiment["stop"] = {"training_iteration": stop}
+    experiment["checkpoint_config"] = {"checkpoint_frequency": 1, "num_to_keep": 2}
+    experiment["config"].update(SMALLER)
     path = folder / "x.yaml"
-    path.write_text(EXPERIMENT.format(stop=stop))
+    path.write_text(yaml.safe_dump({"e2e": experiment}))
     return path
 
 
@@ -75,7 +72,7 @@ def test_a_run_leaves_its_files(folder: Path) -> None:
     trial = trials(folder)[0]
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["episodes"] == 4
-    assert summary["horizon"] == 2
+    assert summary["horizon"] == 3
     for name in ("success_before", "success_after", "eval_success_before", "eval_success_after"):
         assert 0.0 <= summary[name] <= 1.0
     assert (run_folder / "learning_curve.png").stat().st_size > 5_000

@@ -177,6 +177,8 @@ def _build(args: EngineArgs) -> LLMEngine:
     set_num_threads = torch.set_num_threads
     try:
         engine = LLMEngine.from_engine_args(args)
+    except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
+        raise ConfigError(f"VLLMEngine: vLLM refuses its options. {' '.join(str(error).split())}") from error
     finally:
         # vLLM's CPU worker replaces it by a function that does nothing, for everybody in this process.
         torch.set_num_threads = set_num_threads
