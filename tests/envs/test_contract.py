@@ -16,6 +16,7 @@ import rllm_gym  # noqa: F401  (registers the worlds)
 
 IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
 MAX_EXPERT_TURNS = 200
+NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000}  # where a reset takes more than 1 ms; else 10,000
 NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
 
 pytestmark = pytest.mark.parametrize("env_id", IDS)
@@ -166,15 +167,16 @@ def anonymous_kb():
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
-def test_ten_thousand_resets_grow_memory_by_under_a_kilobyte_each(env_id):
+def test_resets_grow_memory_by_under_a_kilobyte_each(env_id):
     env = make(env_id)
+    num_resets = NUM_RESETS.get(env_id, 10_000)
     for seed in range(500):
         env.reset(seed=seed)
         env.step(env.unwrapped.expert_action())
     gc.collect()
     before = anonymous_kb()
-    for seed in range(10_000):
+    for seed in range(num_resets):
         env.reset(seed=seed)
         env.step(env.unwrapped.expert_action())
     gc.collect()
-    assert anonymous_kb() - before < 10_000
+    assert anonymous_kb() - before < num_resets
