@@ -144,8 +144,8 @@ def _paths(
     is looked at, and a state can be looked at several times. Rewards depend on their lengths.
     """
     is_blocked = bytearray(_EMPTY_MAPS[direction])
-    for cell in view.walls:
-        is_blocked[_cell(*cell)] = 1
+    for ahead, right in view.walls:
+        is_blocked[_cell(ahead, right)] = 1
     cells = [_cell(thing.ahead, thing.right) for thing in things]
     for thing, cell in zip(things, cells, strict=True):
         if thing.kind != "door":
@@ -164,14 +164,14 @@ def _paths(
             break
         is_done[state] = 1
         cell, heading = divmod(state, 4)
-        ahead = cell + _STEPS[heading]
-        for wanted, where in ((facing, ahead), (entering, cell)):
+        next_cell = cell + _STEPS[heading]
+        for wanted, where in ((facing, next_cell), (entering, cell)):
             if where in wanted and wanted[where] is None:
                 wanted[where] = _moves(came_from, start, state)
                 num_missing -= 1
-        if not is_blocked[ahead] and not is_done[ahead * 4 + heading]:
-            queue.append(ahead * 4 + heading)
-            came_from[ahead * 4 + heading] = (state, FORWARD)
+        if not is_blocked[next_cell] and not is_done[next_cell * 4 + heading]:
+            queue.append(next_cell * 4 + heading)
+            came_from[next_cell * 4 + heading] = (state, FORWARD)
         for move, turned in ((LEFT, cell * 4 + (heading - 1) % 4), (RIGHT, cell * 4 + (heading + 1) % 4)):
             if not is_done[turned]:
                 queue.append(turned)

@@ -7,6 +7,7 @@ fails or loops on some levels: here each call plans afresh from the state of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rllm_gym.envs.babyai.actions import CHECK
@@ -17,19 +18,19 @@ MAX_DETOUR = 2  # moves that an action may cost beyond the shortest way, for bei
 MAX_OBSTACLES = 20  # on the way to an obstacle on the way to ...: more than any level has
 
 
+@dataclass(frozen=True)
 class Errand:
     """Something to do next: get to one of the states of a route, and there do one thing.
 
     Args:
         verb: "pickup", "drop" or "toggle", or "face", "enter" or "look" where it is enough to get there.
         route: the way to the states.
-        thought: why.
+        thought: why, in words.
     """
 
-    def __init__(self, verb: str, route: Route, thought: str) -> None:
-        self.verb = verb
-        self.route = route
-        self.thought = thought
+    verb: str
+    route: Route
+    thought: str
 
 
 def advise(
@@ -53,6 +54,7 @@ class _Planner:
     def __init__(self, level: Any, has_seen: Sequence[int], *, toggles_boxes: bool) -> None:
         self.toggles_boxes = toggles_boxes
         self.carrying = level.carrying
+        self.doors_ahead: list[Any] = []  # whose keys are being looked for
         self.todo = _leaves(level.instrs, only_active=True)
         # A door that is to be opened must be shut when its turn comes, and no action shuts doors.
         later = [instr for instr in _leaves(level.instrs, only_active=False) if _kind(instr) == "OpenInstr"]
@@ -63,19 +65,22 @@ class _Planner:
         self.must_enter = any(instr.strict and not any(instr is now for now in self.todo) for instr in later)
 
     def next_errand(self) -> Errand | None:
-        """Return the errand for the part of the instruction that is nearest to being done, or else exploration."""
-        errands = [errand for instr in self.todo if (errand := self.errand_for(instr))]
-        return min(errands, key=lambda errand: errand.route.cost, default=None) or self.explore()
+        """Return the errand for the first part of the instruction that can be worked on, or else exploration.
+
+        Not for the nearest part: what brings one part nearer may take another farther away, to and fro.
+        """
+        errands = (self.errand_for(instr) for instr in self.todo)
+        return next((errand for errand in errands if errand), None) or self.explore()
 
     def errand_for(self, instr: Any) -> Errand | None:
         """Return what to do for one instruction, or None where too little has been seen."""
         kind = _kind(instr)
         if kind == "GoToInstr":
-            return self.reach("face", self.seen(instr.desc.obj_poss), "I go to what the goal names.")
+            return self.reach("face", self.seen(instr.desc.obj_poss), "I go to the {}.")
         if kind == "OpenInstr":
             return self.open([door for door in instr.desc.obj_set if not door.is_open])
         if kind == "PickupInstr":
-            return self.fetch(instr.desc.obj_set, "I pick up what the goal names.")
+            return self.fetch(instr.desc.obj_set, "I pick up the {}.")
         return self.put_next(instr)
 
     # Instructions.
@@ -85,13 +90,12 @@ class _Planner:
         route = self.map.route_to_face(cells)
         if route is None:
             return None
-        door = self.map.grid[self.map.ahead(route.end)]
+        door = self.map.facing(route)
         if door.is_locked and not self.has_key(door):
             return self.fetch_key(door, route)
-        thought = f"I open the {name_of(door)}."
         if self.must_enter:
-            return self.follow("enter", self.map.route_to_enter(cells), thought)
-        return self.reach("toggle", cells, thought)
+            return self.follow("enter", self.map.route_to_enter(cells), f"I open the {name_of(door)}.")
+        return self.reach("toggle", cells, "I open the {}.")
 
     def fetch(self, things: Iterable[Any], thought: str, onward: Iterable[int] = ()) -> Errand | None:
         """Pick up one of some things, with empty hands. `onward` are cells where it is to be carried to face."""
@@ -115,13 +119,13 @@ class _Planner:
         spots = [cell for cell in beside if self.map.is_free(cell)]
         if self.carrying and any(self.carrying is thing for thing in movable):
             if spots:
-                return self.reach("drop", spots, f"I put the {name_of(self.carrying)} down there.")
+                return self.reach("drop", spots, f"I put the {name_of(self.carrying)} in its place.")
             return self.put_down(beside, ()) if fixed else None
         if fixed and not spots:
             in_the_way = [self.map.grid[cell] for cell in beside if self.map.holds_object(cell)]
             others = [thing for thing in in_the_way if not any(thing is one for one in movable)]
-            return self.fetch(others, "I make room.") if others else None
-        return self.fetch(movable, "I pick up what I have to move.", onward=spots) if fixed else None
+            return self.fetch(others, "I make room: the {} must go.") if others else None
+        return self.fetch(movable, "I have to move the {}.", onward=spots) if fixed else None
 
     def explore(self) -> Errand | None:
         return self.follow("look", self.map.route_to_unseen(), "I look for what I have not seen yet.")
@@ -129,8 +133,11 @@ class _Planner:
     # What stands in the way.
 
     def reach(self, verb: str, cells: Iterable[int], thought: str) -> Errand | None:
-        """Face one of some cells, and there do something."""
-        return self.follow(verb, self.map.route_to_face(cells), thought)
+        """Face one of some cells, and there do something. "{}" in the thought becomes the name of what is there."""
+        route = self.map.route_to_face(cells)
+        if route is None:
+            return None
+        return self.follow(verb, route, thought.format(name_of(self.map.facing(route)) or "place"))
 
     def follow(self, verb: str, route: Route | None, thought: str) -> Errand | None:
         """Follow a route, or first remove what stands in its way."""
@@ -159,13 +166,16 @@ class _Planner:
 
     def fetch_key(self, door: Any, route: Route) -> Errand | None:
         """Get the key of a locked door on a route."""
+        if any(door is one for one in self.doors_ahead):
+            return None  # its key is behind it
+        self.doors_ahead.append(door)
         name = f"{door.color} key"
         keys = self.map.find_named(name)
         if keys:
-            return self.fetch(keys, f"I need the {name}.", onward=self.map.find([door]))
+            return self.fetch(keys, f"I need the {name} for the {name_of(door)}.", onward=self.map.find([door]))
         boxes = self.map.find(thing for thing in self.map.grid if thing is not None and thing.type == "box")
         if self.toggles_boxes and boxes:
-            return self.reach("toggle", boxes, f"The {name} may be in a box.")
+            return self.reach("toggle", boxes, f"The {name} may be in the box.")
         return None
 
     def put_down(self, keep_free: Iterable[int], route: Iterable[int]) -> Errand | None:
@@ -186,8 +196,8 @@ class _Planner:
 def _choose(errand: Errand, moves: Mapping[str, Sequence[int]]) -> str:
     """Return the available action that comes nearest to an errand's end without a detour."""
     route = errand.route
-    best = ("turn left", float("inf"), 0)
-    target = route.map.grid[route.map.ahead(route.end)]
+    best = ("turn left", float("inf"), float("inf"))
+    target = route.map.facing(route)
     for action, its_moves in moves.items():
         if action == CHECK:
             continue

@@ -84,7 +84,7 @@ def make_level(index: int, seed: int) -> Any:
 
     # Making a level prints the draws that it rejects. Redirecting stdout would do so for all threads, so the name is
     # bound in that module alone.
-    roomgrid_level.print = _debug
+    vars(roomgrid_level)["print"] = _debug
     spec = gymnasium.spec(LEVELS[index])
     level: Any = gymnasium.envs.registration.load_env_creator(str(spec.entry_point))(**spec.kwargs)
     # minigrid draws an image of the view at every move, which takes most of a move's time. view.py does without it.

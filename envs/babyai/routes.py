@@ -84,6 +84,10 @@ class Map:
     def ahead(self, state: int) -> int:
         return state // 4 + self.steps[state % 4]
 
+    def facing(self, route: Route) -> Any:
+        """Return what is in front of the agent at the end of a route."""
+        return self.grid[self.ahead(route.end)]
+
     def find(self, things: Iterable[Any]) -> list[int]:
         """Return the cells of things that have been seen and are not carried."""
         # "The grey object" of some levels means walls, too.
