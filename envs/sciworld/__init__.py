@@ -1,0 +1,1 @@
+"""SciWorld: carry out science experiments of primary school in a simulated house."""

@@ -1,0 +1,183 @@
+"""SciWorldEnv: the world of ScienceWorld."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.envs.base import TextEnv, parse_action
+from rllm_gym.envs.sciworld.expert import gold_path, next_action
+from rllm_gym.envs.sciworld.jvm import World
+from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, load_items, split_indices
+from rllm_gym.errors import ConfigError, WorldError, nearest
+
+TASK_SETS = ("all", "agentgym")
+MAX_ACTION_CHARS = 500  # several times the longest command; the simulator reads no more of a text
+
+SYSTEM_PROMPT = """\
+You carry out science experiments in a simulated house. The first message states the task.
+Each turn, write one thought and one action:
+Thought: what to do next and why
+Action: one of the actions below (OBJ is an object that you see, LOC a place)
+- look around, look at OBJ, look in OBJ, read OBJ: observe
+- go to LOC, open OBJ, close OBJ: move; doors are objects
+- pick up OBJ, put down OBJ, move OBJ to OBJ, inventory: handle things
+- activate OBJ, deactivate OBJ, use OBJ, use OBJ on OBJ: operate devices
+- pour OBJ into OBJ, dunk OBJ into OBJ, mix OBJ: handle liquids; mix the contents of a container
+- connect OBJ to OBJ, disconnect OBJ: build electrical circuits
+- eat OBJ, flush OBJ: what they say
+- focus on OBJ: name the object that the task asks for; a wrong one fails the task
+- wait: let 10 steps of time pass; wait1: let one pass
+- task: read the task again
+If the answer lists numbered choices, reply with a number."""
+
+
+class SciWorldEnv(TextEnv):
+    """Carry out a science experiment in a simulated house.
+
+    Task:
+        30 science tasks of 10 to 1,386 variations, 7,207 items in all: boil water, measure a melting point, build a
+        circuit, find an animal, grow a fruit, mix paints, compare life spans, cross plants, and so on.
+
+    Observation:
+        Text. First the task's description and, from the next line on, what "look around" shows; then the simulator's
+        reply to each action. "No known action matches that input." answers what it does not understand, and takes no
+        time. "Ambiguous request: ..." lists numbered choices; the next action is the number, and any other cancels.
+
+    Action:
+        Text: `Thought: ...` and `Action: ...`, on one line or several; without "Action:" the whole text is the action.
+        The simulator's commands ("open door to kitchen", "focus on thermometer"), of which it accepts several forms;
+        the system prompt lists them. At most 500 characters are read.
+
+    Reward:
+        The change of max(score, 0) / 100, where the simulator's score goes from 0 to 100, so that the return is the
+        final score. A step that fails the task has a reward of minus all that was gained before; no other is negative.
+
+    Episode end:
+        Terminated when the task is complete (score 100) or has failed (score -100, as by focusing on a wrong object);
+        never truncated from inside. Later actions are still answered, with a reward of 0.
+
+    Info keys:
+        `item_id` ("sciworld_17"), `category` (the science task, like "find-animal"), `is_success` (the score is 100),
+        `score` (-100 to 100).
+
+    Data:
+        The simulator of the package scienceworld 1.2.3 (Apache-2.0; Wang et al. 2022, arXiv:2203.07540), in one Java
+        process for all environments of a Python process, started by the first reset. Items 0 to 4,638 are AgentGym's
+        games in its order, the variations of 23 tasks; the other 2,568 follow. Splits: `train` holds upstream's
+        training variations (3,592; 2,312 of AgentGym's), `eval` its development and test ones (3,615; 2,327).
+
+    Differs from AgentGym: the reward is not the score itself; no limit of 100 moves, `max_episode_steps` is there for
+    that; "reset task", which takes the progress back and which its prompt does not name, is not understood; actions
+    after the end are answered.
+
+    Version history:
+        v0: first version.
+
+    Args:
+        task_set: "all", or "agentgym" to draw from AgentGym's games only.
+        split: see `TextEnv`.
+        item_ids: see `TextEnv`.
+        system_prompt: see `TextEnv`.
+
+    Raises:
+        ConfigError: see `TextEnv`; an unknown task set; or a package or Java is missing.
+        WorldError: from `reset` and `step`, when the Java process dies; the next reset starts a new one.
+    """
+
+    name = "sciworld"
+    default_system_prompt = SYSTEM_PROMPT
+
+    def __init__(
+        self,
+        *,
+        task_set: str = "all",
+        split: str | None = None,
+        item_ids: Sequence[str | int] | str | Path | None = None,
+        system_prompt: str | None = None,
+    ) -> None:
+        if task_set not in TASK_SETS:
+            raise ConfigError(
+                f'SciWorldEnv: task_set must be "all" or "agentgym"; got {task_set!r}. '
+                f"Did you mean {nearest(task_set, TASK_SETS)!r}?"
+            )
+        self.task_set = task_set
+        self.num_items = len(load_items())
+        self._world: World | None = None
+        self._observation = ""
+        self._history: list[tuple[str, str]] = []  # (action, reply)
+        self._score = 0
+        self._is_over = False
+        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+
+    def _split_indices(self, split: str) -> Sequence[int]:
+        end = NUM_AGENTGYM_ITEMS if self.task_set == "agentgym" else self.num_items
+        return [index for index in split_indices(split) if index < end]
+
+    @property
+    def category(self) -> str:
+        return load_items()[self.index][0].name
+
+    def _reset_item(self, index: int) -> str:
+        self._history = []
+        self._score = 0
+        self._is_over = False
+        old, self._world = self._world, None
+        self._world, self._observation = self._open(old)
+        return self._observation
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        command = parse_action(action)[:MAX_ACTION_CHARS]
+        reply, score, is_complete = self._live_world().step(_without_reset(command))
+        self._history.append((command, reply))
+        reward = 0.0
+        if not self._is_over:
+            reward = (max(score, 0) - max(self._score, 0)) / 100
+            self._score = score
+            self._is_over = is_complete or score < 0
+            self.is_success = score >= 100
+        return reply, reward, self._is_over, False, self._info()
+
+    def expert_action(self) -> str:
+        try:
+            path = gold_path(self.index)
+        except WorldError:  # the next step says so
+            path = ()
+        action = next_action(path, self._observation, self._history)
+        return f"Thought: My next step is to {action or 'cancel'}.\nAction: {action}"
+
+    def close(self) -> None:
+        if self._world is not None:
+            self._world.close()
+        self._world = None
+        self._index = None
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy opens its own world and repeats the actions, when it is stepped."""
+        return {**self.__dict__, "_world": None}
+
+    def _info(self) -> dict[str, Any]:
+        return {**super()._info(), "score": self._score}
+
+    def _open(self, old: World | None = None) -> tuple[World, str]:
+        """Load the present item and return it with its first observation."""
+        task, variation = load_items()[self.index]
+        world = World(task.name, variation, replaces=old)
+        return world, f"{world.description}\n{world.step('look around')[0]}"
+
+    def _live_world(self) -> World:
+        """Return the episode's world, after opening it again in a copy of the environment or a forked process."""
+        if self._world is None or self._world.is_foreign:
+            world, _ = self._open()
+            for command, reply in self._history:
+                if world.step(_without_reset(command))[0] != reply:
+                    raise WorldError(f"SciWorldEnv: a copied episode must repeat; {command!r} differed. Reset it.")
+            self._world = world
+        return self._world
+
+
+def _without_reset(command: str) -> str:
+    """Return a command, but one that is not understood in place of "reset task", which takes all progress back."""
+    return "reset" if "reset" in command.lower() else command  # "reset the task", too
