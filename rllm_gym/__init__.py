@@ -9,5 +9,6 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
 
 register_text_env("rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv")
+register_text_env("rllm_gym/SciWorld-v0", "rllm_gym.envs.sciworld.env:SciWorldEnv")
 register_text_env("rllm_gym/SearchQA-v0", "rllm_gym.envs.searchqa.env:SearchQAEnv")
 register_text_env("rllm_gym/TextCraft-v0", "rllm_gym.envs.textcraft.env:TextCraftEnv")
