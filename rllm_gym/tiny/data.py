@@ -113,7 +113,7 @@ def play(env: TokenEnv, item_id: str, rng: np.random.Generator, mistake_rate: fl
 
     Args:
         env: a `training_world` at the token level.
-        rng: draws the world's seed, and with it the other recipes in the task, and the mistakes.
+        rng: draws the world's seed, and with it the distracting recipes, and the mistakes.
         mistake_rate: the fraction of all turns that are mistakes, in the mean; below 1.
     """
     world = env.unwrapped

@@ -144,9 +144,9 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
 def main(
     out: Annotated[Path, typer.Argument(help="Folder to write the model to.")],
     seed: Annotated[int, typer.Option(help="Of the first weights and of all data.")] = 0,
-    clean_steps: Annotated[int, typer.Option(help="Train steps on the expert's own episodes.")] = 200,
+    clean_steps: Annotated[int, typer.Option(help="Train steps on the expert's own episodes.")] = 180,
     mistake_steps: Annotated[int, typer.Option(help="Train steps on episodes with planted mistakes.")] = 160,
-    mistake_rate: Annotated[float, typer.Option(help="Fraction of these episodes' turns that are mistakes.")] = 0.5,
+    mistake_rate: Annotated[float, typer.Option(help="Fraction of these episodes' turns that are mistakes.")] = 0.65,
     batch_size: Annotated[int, typer.Option(help="Episodes of one train step.")] = 32,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 2e-3,
     warmup_steps: Annotated[int, typer.Option(help="Steps until the learning rate is reached.")] = 60,
@@ -159,7 +159,7 @@ def main(
     import torch
 
     if not 0 <= mistake_rate < 1:
-        raise typer.BadParameter(f"mistake_rate must be at least 0 and below 1; got {mistake_rate}. Use 0.5.")
+        raise typer.BadParameter(f"mistake_rate must be at least 0 and below 1; got {mistake_rate}. Use 0.65.")
     settings: dict[str, float | int | bool] = {
         "seed": seed,
         "clean_steps": clean_steps,
