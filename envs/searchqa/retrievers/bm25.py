@@ -87,10 +87,10 @@ class Bm25Retriever:
 
 def _best(scores: npt.NDArray[np.float32], topk: int) -> list[int]:
     """Return the numbers of the `topk` highest positive scores; of equal ones the first."""
-    topk = min(topk, len(scores))
-    # What argpartition does with equal scores differs between machines, so it only finds the threshold.
-    threshold = np.partition(scores, -topk)[-topk]
-    found = np.flatnonzero((scores >= threshold) & (scores > 0))
+    found = np.flatnonzero(scores)  # numpy's selection is slow where most numbers are equal, as the zeros are
+    if len(found) > topk:
+        # Which of equal scores it puts first differs between machines, so it only finds the threshold.
+        found = found[scores[found] >= np.partition(scores[found], -topk)[-topk]]
     return found[np.argsort(-scores[found], kind="stable")][:topk].tolist()
 
 

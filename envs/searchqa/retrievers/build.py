@@ -46,9 +46,7 @@ def build_index(
 
     path = CORPUS if corpus == "embedded" else Path(corpus).expanduser()
     if not path.is_file():
-        raise ConfigError(
-            f"index: the corpus must be a JSONL file, or embedded; got {str(corpus)!r}. Correct the path."
-        )
+        raise ConfigError(f"index: the corpus must be a JSONL file, or embedded; got {str(corpus)!r}. Correct it.")
     with new_folder(Path(folder).expanduser(), overwrite=overwrite) as target:
         if encoder is None:
             from rllm_gym.envs.searchqa.retrievers.bm25 import build_bm25

@@ -73,11 +73,14 @@ def copy_passages(corpus: Path, folder: Path, report: Report) -> Iterator[str]:
 def _contents(line: bytes, corpus: Path, number: int) -> str:
     try:
         row = json.loads(line)
-        return row["contents"] if "contents" in row else f'"{row["title"]}"\n{row["text"]}'
+        contents = row["contents"] if "contents" in row else f'"{row["title"]}"\n{row["text"]}'
+        if not isinstance(contents, str):
+            raise TypeError("contents must be text")
+        return contents
     except (ValueError, KeyError, TypeError) as e:
         raise ConfigError(
             f'index: a line of the corpus must be {{"contents": ...}} or {{"title": ..., "text": ...}}; got '
-            f"{line[:80]!r} in line {number} of {corpus} ({type(e).__name__}). Correct it."
+            f"{line[:80]!r} in line {number} of {corpus} ({type(e).__name__}: {e}). Correct it."
         ) from e
 
 
