@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 from rllm_gym.errors import ConfigError
@@ -74,7 +73,6 @@ def make_level(index: int, seed: int) -> Any:
     Raises:
         ConfigError: minigrid is not installed.
     """
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame greets on stdout when it is imported
     try:
         import gymnasium
         import minigrid  # noqa: F401  (registers the levels)

@@ -253,6 +253,8 @@ def simulate(map: Map, moves: Sequence[int]) -> Outcome:
             state = state // 4 * 4 + (state + (1 if move == RIGHT else -1)) % 4
             cost += 1
         elif move == FORWARD:
+            if not map.has_seen[ahead]:
+                return Outcome(state, INFINITE)  # nobody knows
             if thing is not None and ahead != opened and not (thing.type == "door" and thing.is_open):
                 return Outcome(state, cost + 1)
             state = ahead * 4 + state % 4

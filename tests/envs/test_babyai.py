@@ -152,6 +152,13 @@ def test_paths_may_pass_behind_the_agent_only_where_agentgyms_ranges_allow_it(di
     assert (None if path is None else len(path)) == moves
 
 
+@pytest.mark.parametrize(("direction", "is_offered"), [(0, False), (1, True), (2, True), (3, False)])
+def test_paths_may_pass_one_column_right_of_the_view_only_where_agentgyms_ranges_allow_it(direction, is_offered):
+    # The only way to the ball leads around the wall's right end.
+    view = draw(",,,,,red ball,", ",#,#,#,#,#,#", "#,,,,,,")
+    assert ("go to red ball 1" in offers(view, direction, toggles_boxes=False).moves) == is_offered
+
+
 # Steps.
 
 
@@ -325,13 +332,19 @@ def test_the_expert_goes_on_from_where_others_have_gone_astray():
     assert len(wins) > 50 and np.mean(wins) > 0.9
 
 
-def test_the_expert_knows_only_what_has_been_seen():
+@pytest.mark.parametrize("filling", ["nothing", "walls"])
+def test_the_expert_knows_only_what_has_been_seen(filling):
     env = BabyAIEnv()
     for item in range(120):
         env.reset(seed=0, options={"item_id": item})
+        for _ in range(item % 3):
+            env.step(env.expert_action())
         before = env.expert_action()
         grid = env._level.grid.grid
-        hidden = [i for i, thing in enumerate(grid) if not env._has_seen[i] and thing and thing.type != "wall"]
-        for i in hidden:
-            grid[i] = None
+        for i in range(len(grid)):
+            if not env._has_seen[i]:
+                grid[i] = None if filling == "nothing" else grid[0]
+        for target in ("desc", "desc_move", "desc_fixed"):
+            if desc := getattr(env._level.instrs, target, None):
+                desc.obj_poss = [(x, y) for x, y in desc.obj_poss if env._has_seen[y * env._level.width + x]]
         assert env.expert_action() == before
