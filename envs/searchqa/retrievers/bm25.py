@@ -19,7 +19,7 @@ from rllm_gym.envs.searchqa.retrievers.store import PassageStore, Report, copy_p
 
 K1, B = 1.5, 0.75  # bm25s' defaults; its method "lucene" is BM25 as Lucene has it
 PASSAGES_PER_BATCH = 10_000
-TERMS_PER_BLOCK = 4_000_000
+TERMS_PER_BLOCK = 1_000_000
 
 # Single letters and digits count, unlike in bm25s' own pattern: "atomic number 7".
 _WORD = re.compile(r"\w+")

@@ -69,15 +69,14 @@ class Encoder:
             inputs = self._tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
             inputs = inputs.to(self.device)
             hidden = self._model(**inputs).last_hidden_state
-            return _mean(hidden, inputs["attention_mask"]).cpu().numpy()
+            return _mean_direction(hidden, inputs["attention_mask"]).cpu().numpy()
 
 
-def _mean(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the tokens of each text, scaled to length 1."""
+def _mean_direction(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the mean over the tokens of each text, scaled to length 1; the sum has the same direction."""
     import torch
 
-    total_BD = (hidden_BTD * mask_BT[..., None]).sum(1)
-    return torch.nn.functional.normalize(total_BD / mask_BT.sum(1, keepdim=True), dim=-1)
+    return torch.nn.functional.normalize((hidden_BTD * mask_BT[..., None]).sum(1), dim=-1)
 
 
 class DenseRetriever:

@@ -25,7 +25,7 @@ class PassageStore:
     """The passages of an index folder. Their text stays in the file, which all processes map into their memory."""
 
     def __init__(self, folder: Path) -> None:
-        self._offsets = np.fromfile(folder / "offsets.bin", np.int64)
+        self._offsets = np.memmap(folder / "offsets.bin", np.int64, "r")
         with open(folder / "passages.jsonl", "rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
