@@ -73,3 +73,8 @@ def test_the_pinned_versions_agree_with_what_the_package_asks_for():
     assert "torch" not in pinned
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^TORCH_VERSION = (\S+)$", makefile, re.MULTILINE).group(1) == asked["torch"]
+
+
+def test_make_install_asks_for_extras_that_exist():
+    [extras] = re.findall(r'-e "\.\[\$\(DEVICE\),([^\]]+)\]"', (ROOT / "Makefile").read_text())
+    assert set(extras.split(",")) == set(config()["options.extras_require"]) - {"cpu", "cuda"}
