@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from report import mean_and_spread, print_row
@@ -39,6 +39,7 @@ class Setting:
     model: str
     lr: float
     tokens_per_micro_batch: int
+    zero_stage: Literal[0, 1, 2, 3]  # of the learner
     num_updates: int
 
 
@@ -87,7 +88,7 @@ def build_learner(setting: Setting, episodes: list[Sampled]) -> Update:
         GRPOConfig()
         .rl_module(base_model=setting.model)
         .training(lr=setting.lr)
-        .learners(tokens_per_micro_batch=setting.tokens_per_micro_batch)
+        .learners(tokens_per_micro_batch=setting.tokens_per_micro_batch, zero_stage=setting.zero_stage)
     )
     space = Repeated(Discrete(2), 1)  # the module reads its vocabulary from the model
     spec = RLModuleSpec(LLMModule, space, space, model_config=config._model_config_auto_includes)
@@ -286,6 +287,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-tokens", type=int, help="random sequences of this length instead of TextCraft's")
     parser.add_argument("--num-sampled", type=int, help="how many of --num-tokens were sampled")
     parser.add_argument("--tokens-per-micro-batch", type=int, default=8192)
+    parser.add_argument("--zero-stage", type=int, choices=range(4), default=2, help="of the learner")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--num-updates", type=int, default=3, help="timed updates in each process")
     parser.add_argument("--rounds", type=int, default=3, help="each with sequences of its own")
@@ -307,7 +309,7 @@ def main() -> None:
         if model == "random":
             model = folder
             in_fresh_process(make_random_model, folder, args.vocabulary)
-        setting = Setting(model, args.lr, args.tokens_per_micro_batch, args.num_updates)
+        setting = Setting(model, args.lr, args.tokens_per_micro_batch, args.zero_stage, args.num_updates)
         for number in range(args.rounds):
             episodes, vocabulary = in_fresh_process(prepare, args, model, number)
             order = list(VARIANTS) if number % 2 == 0 else list(VARIANTS)[::-1]
@@ -332,7 +334,7 @@ def main() -> None:
         f"full float32 logits of one batch {logits_mb:.0f} "
         f"(resident before: {resident['learner']:.0f}, {resident['plain']:.0f}); "
         f"{len(lengths)} sequences of {mean_and_spread(lengths, 0)} tokens, {num_sampled:.0f} sampled, "
-        f"vocabulary {vocabulary}, {args.model} float32"
+        f"vocabulary {vocabulary}, {args.model} float32, ZeRO-{args.zero_stage}"
     )
     ratios = [a / b for a, b in zip(speeds["learner"], speeds["plain"], strict=True)]
     print_row(range(args.rounds), result, ratios)
