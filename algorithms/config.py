@@ -316,7 +316,9 @@ class LLMConfig(AlgorithmConfig):
     @property
     def _model_config_auto_includes(self) -> dict[str, Any]:
         names = ("base_model", "dtype", "gradient_checkpointing", "lora", "temperature")
-        return super()._model_config_auto_includes | {name: getattr(self, name) for name in names}
+        settings = {name: getattr(self, name) for name in names}
+        settings["has_entropy_gradient"] = getattr(self, "entropy_coeff", 0.0) > 0
+        return super()._model_config_auto_includes | settings
 
     @property
     def sampling_params(self) -> SamplingParams:

@@ -17,7 +17,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 
 from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import Batch, MicroBatch, split_into_micro_batches
-from rllm_gym.learner.logps import count_chunks
+from rllm_gym.learner.logps import count_chunks, tokens_per_chunk
 from rllm_gym.learner.stats import TokenStats
 
 if not torch.cuda.is_available():
@@ -153,7 +153,7 @@ class DeepSpeedLearner(TorchLearner):
     def _step(self, module_id: str, minibatch: Batch, num_tokens: torch.Tensor) -> float:
         """Take one optimizer step; returns the norm of the gradient before clipping."""
         engine = self.engines[module_id]
-        micro_batches = list(self.micro_batches(minibatch))
+        micro_batches = list(self.micro_batches(module_id, minibatch))
         for number, micro_batch in enumerate(micro_batches):
             engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
             out = engine(micro_batch.model_inputs)
@@ -172,12 +172,13 @@ class DeepSpeedLearner(TorchLearner):
             norm = engine.get_global_grad_norm()
         return float(norm) if norm is not None and math.isfinite(float(norm)) else 0.0
 
-    def micro_batches(self, batch: Batch) -> Iterator[MicroBatch]:
+    def micro_batches(self, module_id: str, batch: Batch) -> Iterator[MicroBatch]:
         """Cut a batch by the token budget; every rank gets equally many, the last ones perhaps empty."""
         parts = split_into_micro_batches(batch, self.config.tokens_per_micro_batch)
         count = int(self.all_reduce(torch.tensor(len(parts)), dist.ReduceOp.MAX))
         parts += [MicroBatch.filler(batch)] * (count - len(parts))
-        chunks = torch.tensor([count_chunks(part.num_sampled_tokens) for part in parts])
+        chunk_tokens = tokens_per_chunk(self.module[module_id].lm.config.vocab_size)
+        chunks = torch.tensor([count_chunks(part.num_sampled_tokens, chunk_tokens) for part in parts])
         for part, num_chunks in zip(parts, self.all_reduce(chunks, dist.ReduceOp.MAX).tolist(), strict=True):
             yield part.with_chunks(num_chunks)
 
@@ -190,7 +191,7 @@ class DeepSpeedLearner(TorchLearner):
         """
         forward = lm_forward or self.engines[module_id]
         logp_BT = torch.zeros(batch.tokens.shape, dtype=torch.float32, device=batch.tokens.device)
-        for part in self.micro_batches(batch):
+        for part in self.micro_batches(module_id, batch):
             logp = forward(part.model_inputs)["logp"]
             if not part.is_filler:
                 logp_BT[part.rows, : logp.shape[1]] = logp

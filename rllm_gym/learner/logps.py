@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_TOKENS = 1024
+CHUNK_LOGITS = 2**25  # 128 MiB in float32; softmax and its gradient take about four times that
 
 
 def sampled_logps(
@@ -16,8 +16,9 @@ def sampled_logps(
     head: Callable[[torch.Tensor], torch.Tensor],
     *,
     temperature: float,
+    chunk_tokens: int,
     num_chunks: int = 1,
-    chunk_tokens: int = CHUNK_TOKENS,
+    has_entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each target's log-probability and the entropy of the distribution it was drawn from.
 
@@ -28,8 +29,11 @@ def sampled_logps(
         target_N: int64, the sampled tokens.
         head: hidden states to logits, `[n, H] -> [n, V]`.
         temperature: what the sampler divided the logits by; 0 (greedy) counts as 1.
+        chunk_tokens: rows of logits that are alive at once, see `tokens_per_chunk`.
         num_chunks: call the head at least so often, with nothing if need be: under ZeRO-3 every call gathers weights
             from all ranks, so all must make the same number.
+        has_entropy_gradient: whether the loss uses the entropy. If it did not, what the backward pass recomputes for it
+            would never be consumed, and stay alive to the end.
 
     Returns:
         (logp_N, entropy_N), float32.
@@ -43,6 +47,7 @@ def sampled_logps(
             target_N[part],
             head,
             temperature or 1.0,
+            has_entropy_gradient,
             use_reentrant=False,
             preserve_rng_state=False,
         )
@@ -51,14 +56,25 @@ def sampled_logps(
     return torch.cat(logps), torch.cat(entropies)
 
 
-def count_chunks(num_tokens: int, chunk_tokens: int = CHUNK_TOKENS) -> int:
+def tokens_per_chunk(vocab_size: int) -> int:
+    """Return how many tokens' logits are computed at once."""
+    return max(1, CHUNK_LOGITS // vocab_size)
+
+
+def count_chunks(num_tokens: int, chunk_tokens: int) -> int:
     """Return how many chunks `num_tokens` sampled tokens make; at least one, so that every backward pass has a head."""
     return max(1, -(-num_tokens // chunk_tokens))
 
 
 def _chunk(
-    hidden_NH: torch.Tensor, target_N: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], temperature: float
+    hidden_NH: torch.Tensor,
+    target_N: torch.Tensor,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    temperature: float,
+    has_entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     all_logp_NV = torch.log_softmax(head(hidden_NH).float() / temperature, -1)
     logp_N = all_logp_NV.gather(-1, target_N[:, None])[:, 0]
-    return logp_N, -(all_logp_NV.exp() * all_logp_NV).sum(-1)
+    with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
+        entropy_N = -(all_logp_NV.exp() * all_logp_NV).sum(-1)
+    return logp_N, entropy_N

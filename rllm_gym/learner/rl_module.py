@@ -12,7 +12,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.learner.logps import sampled_logps
+from rllm_gym.learner.logps import sampled_logps, tokens_per_chunk
 from rllm_gym.models import resolve_base_model
 
 State = dict[str, Any]
@@ -31,7 +31,8 @@ class LLMModule(TorchRLModule):
     `forward_train` gives the log-probabilities of the sampled tokens; sampling itself is done by an engine in the
     EnvRunner, which gets its weights from `get_state(inference_only=True)` under their Hugging Face names, LoRA merged.
 
-    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `temperature`.
+    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `temperature`,
+    `has_entropy_gradient`.
     """
 
     # Set by the learner where DeepSpeed holds the weights in shards (ZeRO-3): a context in which they are whole.
@@ -64,7 +65,12 @@ class LLMModule(TorchRLModule):
         """
         lm = self.lm if self.model_config["lora"] is None else self.lm.get_base_model()
         return forward_logps(
-            lm, batch["tokens"], batch["mask"], temperature=self.temperature, num_chunks=batch.get("num_chunks", 1)
+            lm,
+            batch["tokens"],
+            batch["mask"],
+            temperature=self.temperature,
+            num_chunks=batch.get("num_chunks", 1),
+            has_entropy_gradient=self.model_config["has_entropy_gradient"],
         )
 
     _forward_train = _forward  # without the no_grad of RLlib's inference passes
@@ -127,7 +133,13 @@ class LLMModule(TorchRLModule):
 
 
 def forward_logps(
-    lm: PreTrainedModel, tokens_BT: torch.Tensor, mask_BT: torch.Tensor, *, temperature: float, num_chunks: int = 1
+    lm: PreTrainedModel,
+    tokens_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    temperature: float,
+    num_chunks: int = 1,
+    has_entropy_gradient: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Return `logp` and `entropy`, float32 [B, T], of the tokens under the mask; see `LLMModule._forward`."""
     # Padding is on the right and attention is causal, so what is padded reaches no sampled token: no attention mask.
@@ -138,7 +150,9 @@ def forward_logps(
         tokens_BT[:, 1:][predicts_BT],
         _head(lm),
         temperature=temperature,
+        chunk_tokens=tokens_per_chunk(lm.config.vocab_size),
         num_chunks=num_chunks,
+        has_entropy_gradient=has_entropy_gradient,
     )
     row_N, column_N = predicts_BT.nonzero(as_tuple=True)
     zero_BT = torch.zeros(tokens_BT.shape, dtype=torch.float32, device=tokens_BT.device)

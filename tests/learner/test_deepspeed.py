@@ -190,3 +190,13 @@ def test_weights_loaded_past_the_optimizer_are_kept_by_the_next_step(tiny_model,
         group.set_weights({MODULE: other})
         update(group, make_episodes(4))
         assert distance(weights(group), other) < 1e-4
+
+
+def test_an_entropy_bonus_moves_the_policy(tiny_model):
+    episodes = make_episodes(4)
+    for episode in episodes:
+        episode.custom_data["advantage"] = 0.0
+    still = gradient(make_group(make_config(tiny_model)), episodes)
+    moved = gradient(make_group(make_config(tiny_model, entropy_coeff=0.1)), episodes)
+    assert largest(still) == 0.0
+    assert largest(moved) > 1e-6
