@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import subprocess
+import tempfile
 import threading
 import weakref
 from collections import deque
@@ -19,7 +20,7 @@ try:
     from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
     from scienceworld.constants import JAR_PATH
 except ModuleNotFoundError as e:
-    raise ConfigError(f"SciWorld-v0 needs the {e.name} package: {PIP_INSTALL}.") from e
+    raise ConfigError(f"SciWorld-v0 needs the {str(e.name).partition('.')[0]} package: {PIP_INSTALL}.") from e
 
 HEAP_MB = 1024  # the whole Java process then stays below 1.3 GB
 MAX_WORLDS = 80  # a loaded world takes 10 MB of it; a heap that is nearly full makes everything very slow
@@ -37,15 +38,15 @@ OPTIONS = (
 )
 
 # The simulator is not thread-safe, not even between two of its worlds.
-_lock = threading.RLock()
+_lock = threading.Lock()
 _jvm: Jvm | None = None
 
 
 class World:
     """One loaded variation of a task, in the shared Java process, which starts with the first one.
 
-    The Java process ends when the last world is closed, or with Python. A world that is dropped without `close` is
-    freed when the next one is opened or closed.
+    The Java process ends when the last world is closed or dropped, or with Python. A world that is dropped without
+    `close` is freed when the next one is opened or closed.
 
     Args:
         task: the simulator's name of the task.
@@ -65,7 +66,7 @@ class World:
             self._jvm = _shared_jvm()
             # A fresh interface each time: a used one keeps the old score until the first move.
             self._interface = self._jvm.call(self._jvm.interface_class)
-            self._release: weakref.finalize = weakref.finalize(self, self._jvm.released.append, self._interface)
+            self._release: weakref.finalize = weakref.finalize(self, _drop, self._jvm, self._interface)
             self._jvm.num_worlds += 1
             self._jvm.call(self._interface.load, task, variation, "", has_gold)
             self.description: str = self._jvm.call(self._interface.getTaskDescription)
@@ -99,7 +100,7 @@ class World:
         with _lock:
             self._release()
             self._jvm.collect()
-            if self._jvm.num_worlds == 0:
+            if not self._jvm.num_worlds:
                 self._jvm.kill()
 
 
@@ -111,12 +112,15 @@ class Jvm:
         self.num_worlds = 0
         self.released: deque[Any] = deque()  # interfaces of dropped worlds, until `collect`
         command = [find_java(), "-classpath", os.pathsep.join((find_jar_path(), JAR_PATH)), *OPTIONS]
+        # The simulator writes a table of its objects into the working folder.
+        self._folder = tempfile.TemporaryDirectory(prefix="sciworld_", ignore_cleanup_errors=True)
         # Not py4j's launch_gateway, which adds two threads and lets Ctrl-C reach the Java process.
         self.process = subprocess.Popen(
             [*command, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"],
             stdin=subprocess.PIPE,  # Java ends when it is closed, as it is when Python is killed
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            cwd=self._folder.name,
             process_group=0,
         )
         assert self.process.stdin and self.process.stdout
@@ -210,6 +214,20 @@ class _QuietClient(GatewayClient):
             os.close(connection.socket.detach())  # a shutdown would end the parent's connection as well
 
 
+def _drop(jvm: Jvm, interface: Any) -> None:
+    """Release a world that was closed or garbage-collected."""
+    jvm.released.append(interface)
+    # With the last world the process ends, unless something is going on, which sees to it: a call of another thread, or
+    # one of this thread that the garbage collector has interrupted.
+    lock = _lock
+    if len(jvm.released) == jvm.num_worlds and lock.acquire(blocking=False):
+        try:
+            if len(jvm.released) == jvm.num_worlds:
+                jvm.kill()
+        finally:
+            lock.release()
+
+
 def _shared_jvm() -> Jvm:
     global _jvm
     if _jvm is None or not _jvm.is_alive:
@@ -225,7 +243,7 @@ def _shared_jvm() -> Jvm:
 
 def _after_fork_in_child() -> None:
     global _jvm, _lock
-    _lock = threading.RLock()  # another thread of the parent may have held it
+    _lock = threading.Lock()  # another thread of the parent may have held it
     if _jvm is not None:
         _jvm.abandon()
     _jvm = None

@@ -21,13 +21,20 @@ MAX_EXPERT_TURNS = 200
 NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100}
 # A world with a process of its own shows a bound of the whole, in bytes, instead of a growth by resets.
 BOUND = {"rllm_gym/SciWorld-v0": 1.5e9}
+# Where an expert's episode takes seconds: items with short ones, of both splits.
+QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252, 4340, 4377, 4465, 4502, 4590]}
 NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
 
 pytestmark = pytest.mark.parametrize("env_id", IDS)
 
 
 def make(env_id, **kwargs):
-    return gymnasium.make(env_id, obs_type="text", **kwargs)
+    return gymnasium.make(env_id, **{**defaults(env_id), **kwargs})
+
+
+def defaults(env_id):
+    quick = {"item_ids": QUICK_ITEMS[env_id], "split": "train"} if env_id in QUICK_ITEMS else {}
+    return {"obs_type": "text", **quick}
 
 
 def play(env, seed, options=None):
@@ -154,7 +161,7 @@ def test_vector_environments_pass_each_world_its_own_text(env_id, mode):
     # A letter with an accent, a character beyond 16 bits and a lone surrogate must survive shared memory.
     texts = ["Action: caf\u00e9 \U0001f332", "Action: \ud800"]
     singles = [make(env_id), make(env_id)]
-    vector = gymnasium.make_vec(f"rllm_gym:{env_id}", num_envs=2, vectorization_mode=mode, obs_type="text")
+    vector = gymnasium.make_vec(f"rllm_gym:{env_id}", num_envs=2, vectorization_mode=mode, **defaults(env_id))
     try:
         observations, infos = vector.reset(seed=[5, 6])
         assert observations == tuple(env.reset(seed=seed)[0] for env, seed in zip(singles, (5, 6), strict=True))
