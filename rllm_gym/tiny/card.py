@@ -27,7 +27,7 @@ but TextCraft, and cannot chat.
   float32, up to 16,384 positions (the longest episode it was trained on had about 600 tokens).
 - Tokenizer: byte-level BPE of {vocab_size:,} tokens, split and normalised (NFC) as Qwen2's. It holds all 256 bytes, so
   that any text can be encoded; each digit is a token of its own.
-- Chat template: ChatML, `<|im_start|>{{role}}\n{{content}}<|im_end|>\n`, without a default system prompt. A turn ends
+- Chat template: ChatML, `<|im_start|>{{role}}\\n{{content}}<|im_end|>\\n`, without a default system prompt. A turn ends
   with `<|im_end|>`; padding is `<|endoftext|>`.
 - Prompt it without a system prompt (`system_prompt=""`); it has never seen one.
 
