@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -113,14 +114,14 @@ class Jvm:
         self.released: deque[Any] = deque()  # interfaces of dropped worlds, until `collect`
         command = [find_java(), "-classpath", os.pathsep.join((find_jar_path(), JAR_PATH)), *OPTIONS]
         # The simulator writes a table of its objects into the working folder.
-        self._folder = tempfile.TemporaryDirectory(prefix="sciworld_", ignore_cleanup_errors=True)
+        self.folder = tempfile.mkdtemp(prefix="sciworld_")
         # Not py4j's launch_gateway, which adds two threads and lets Ctrl-C reach the Java process.
         self.process = subprocess.Popen(
             [*command, "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"],
             stdin=subprocess.PIPE,  # Java ends when it is closed, as it is when Python is killed
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd=self._folder.name,
+            cwd=self.folder,
             process_group=0,
         )
         assert self.process.stdin and self.process.stdout
@@ -187,6 +188,7 @@ class Jvm:
         for stream in (self.process.stdin, self.process.stdout):
             if stream:
                 stream.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def abandon(self) -> None:
         """In a forked child, let go of the parent's process without a word to it."""
@@ -230,7 +232,10 @@ def _drop(jvm: Jvm, interface: Any) -> None:
 
 def _shared_jvm() -> Jvm:
     global _jvm
-    if _jvm is None or not _jvm.is_alive:
+    if _jvm is not None and not _jvm.is_alive:
+        _jvm.kill()  # it died on its own; clean up behind it
+        _jvm = None
+    if _jvm is None:
         _jvm = Jvm()
     _jvm.collect()
     if _jvm.num_worlds >= MAX_WORLDS:

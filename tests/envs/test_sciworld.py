@@ -278,8 +278,11 @@ def test_java_ends_with_the_last_environment(keeper):
     first.close()
     assert process.poll() is None
     assert second.step("inventory")[0].startswith("In your inventory")
+    folder = jvm._jvm.folder
+    assert os.listdir(folder)  # the simulator writes files there, not into the user's folder
     second.close()
     assert process.poll() is not None
+    assert not os.path.exists(folder)
     env = SciWorldEnv()
     begin(env, FIND)
     process = jvm._jvm.process

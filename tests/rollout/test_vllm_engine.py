@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import llvmlite.binding  # noqa: F401  vLLM must start beside it: numba loads it
 import numpy as np
 import pytest
 import torch

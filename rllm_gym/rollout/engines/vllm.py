@@ -17,6 +17,7 @@ for _name, _value in {
 
 import dataclasses
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -175,6 +176,9 @@ def _weight_names(model: str, trust_remote_code: bool) -> set[str]:
 
 def _build(args: EngineArgs) -> LLMEngine:
     set_num_threads = torch.set_num_threads
+    # vLLM looks into the __dict__ of everything in every module, and the library object in this one (numba loads it)
+    # answers with a function instead.
+    ffi = sys.modules.pop("llvmlite.binding.ffi", None)
     try:
         engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
@@ -182,6 +186,8 @@ def _build(args: EngineArgs) -> LLMEngine:
     finally:
         # vLLM's CPU worker replaces it by a function that does nothing, for everybody in this process.
         torch.set_num_threads = set_num_threads
+        if ffi is not None:
+            sys.modules["llvmlite.binding.ffi"] = ffi
     # vLLM's own finalizer destroys the process's torch.distributed groups, which belong to the other engines and to a
     # trainer beside it, too. Ours leaves them: they are of size one and cost nothing.
     engine.engine_core._finalizer.detach()  # type: ignore[attr-defined]
