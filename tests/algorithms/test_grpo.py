@@ -51,6 +51,8 @@ def equal(a, b) -> bool:
 def numbers(result, prefix="") -> dict[str, float]:
     flat = {}
     for key, value in result.items():
+        if key == "perf":  # RLlib's samples of the machine's load: none in a step of milliseconds
+            continue
         if isinstance(value, dict) and key != "config":
             flat |= numbers(value, f"{prefix}{key}/")
         elif isinstance(value, (int, float, np.floating)):
