@@ -1,0 +1,1 @@
+"""WebArena: tasks on the web, in a real browser."""
