@@ -1,0 +1,75 @@
+"""Masks and turns: hiding what was not sampled, and walking over what was."""
+
+from __future__ import annotations
+
+import torch
+
+
+def hide(x_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return x with 0 where the mask is False; neither hidden values nor their gradients get through, nan included.
+
+    Raises:
+        TypeError: the mask is not bool; 0 and 1 as integers would index instead of select.
+    """
+    check_mask(mask_BT)
+    return x_BT.masked_fill(~mask_BT, 0.0)
+
+
+def check_mask(mask_BT: torch.Tensor) -> None:
+    if mask_BT.dtype != torch.bool:
+        raise TypeError(f"mask_BT: masks are bool, True where sampled; got {mask_BT.dtype}. Pass mask.bool().")
+
+
+def turn_index(mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return int64 [B, T]: 0, 1, 2, ... for the tokens of a row's first, second, third, ... run of sampled tokens.
+
+    An environment's reply stands between two turns, so each run is a turn. Hidden tokens come out as 0.
+    """
+    check_mask(mask_BT)
+    begins_BT = mask_BT.clone()
+    begins_BT[:, 1:] &= ~mask_BT[:, :-1]
+    return (begins_BT.cumsum(1) - 1).masked_fill(~mask_BT, 0)
+
+
+def is_last_of_turn(mask_BT: torch.Tensor, turn_BT: torch.Tensor | None = None) -> torch.Tensor:
+    """Return bool [B, T], True at each turn's last sampled token.
+
+    Args:
+        mask_BT: bool, True where the policy sampled the token.
+        turn_BT: int, the turn of each sampled token; default: `turn_index(mask_BT)`.
+    """
+    sampled = Sampled(mask_BT)
+    return sampled.scatter(sampled.ends_turn_BK(turn_index(mask_BT) if turn_BT is None else turn_BT))
+
+
+class Sampled:
+    """A view of [B, T] by sampled tokens alone: [B, K], each row's sampled tokens in order, then padding.
+
+    To the methods only sampled tokens are time steps; here neighbours in time are neighbours in memory.
+    """
+
+    def __init__(self, mask_BT: torch.Tensor) -> None:
+        check_mask(mask_BT)
+        self.mask_BT = mask_BT
+        self.num_B = mask_BT.sum(1)
+        width = max(self.num_B.tolist(), default=0)
+        slot_K = torch.arange(width, device=mask_BT.device)
+        self.is_filled_BK = slot_K < self.num_B[:, None]
+        self.is_last_BK = slot_K == self.num_B[:, None] - 1
+
+    def gather(self, x_BT: torch.Tensor) -> torch.Tensor:
+        """Return [B, K], 0 in the padding."""
+        x_BK = x_BT.new_zeros(self.is_filled_BK.shape)
+        x_BK[self.is_filled_BK] = x_BT.expand_as(self.mask_BT)[self.mask_BT]
+        return x_BK
+
+    def scatter(self, x_BK: torch.Tensor) -> torch.Tensor:
+        """Return [B, T], 0 where the mask is False."""
+        x_BT = x_BK.new_zeros(self.mask_BT.shape)
+        x_BT[self.mask_BT] = x_BK[self.is_filled_BK]
+        return x_BT
+
+    def ends_turn_BK(self, turn_BT: torch.Tensor) -> torch.Tensor:  # noqa: N802  shape letters
+        """Return bool [B, K], True where the next sampled token is of another turn, or there is none."""
+        turn_BK = self.gather(turn_BT)
+        return self.is_last_BK | (turn_BK != turn_BK.roll(-1, dims=1))

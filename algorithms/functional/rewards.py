@@ -1,0 +1,89 @@
+"""Rewards: where they stand among the tokens, and what shapes them."""
+
+from __future__ import annotations
+
+import torch
+
+from rllm_gym.algorithms.functional.kl import kl_estimate
+from rllm_gym.algorithms.functional.masking import hide, is_last_of_turn, turn_index
+
+
+def turn_reward(reward_BU: torch.Tensor, mask_BT: torch.Tensor, turn_BT: torch.Tensor | None = None) -> torch.Tensor:
+    """Return per-token rewards: each turn's reward on its last sampled token, 0 elsewhere.
+
+    Args:
+        reward_BU: float, the rewards of turns 0, 1, ...; what lies beyond a row's last turn may hold any value.
+        mask_BT: bool, True where the policy sampled the token.
+        turn_BT: int, the turn of each sampled token; default: `turn_index(mask_BT)`.
+    """
+    turn_BT = hide(turn_index(mask_BT) if turn_BT is None else turn_BT, mask_BT)
+    if reward_BU.shape[1] == 0:
+        return reward_BU.new_zeros(mask_BT.shape)
+    return hide(reward_BU.gather(1, turn_BT), is_last_of_turn(mask_BT, turn_BT))
+
+
+def kl_shaped_reward(
+    reward_BT: torch.Tensor,
+    logp_BT: torch.Tensor,
+    ref_logp_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    kl_coeff: float,
+    kind: str = "k1",
+) -> torch.Tensor:
+    """Return the rewards less a penalty on every sampled token for straying from the reference.
+
+        r'_bt = r_bt - kl_coeff KL_bt
+
+    Source: Ziegler et al. 2019, arXiv:1909.08593, eq. 2; per token Ouyang et al. 2022 (InstructGPT), arXiv:2203.02155,
+    section 3.5, and Hu et al. 2025 (REINFORCE++), arXiv:2501.03262.
+
+    Args:
+        reward_BT: float, rewards on sampled tokens (see `turn_reward`).
+        logp_BT, ref_logp_BT: float, of the sampling policy (before the update) and of the reference.
+        mask_BT: bool, True where the policy sampled the token.
+        kl_coeff: weight of the penalty.
+        kind: the estimator, see `kl_estimate`.
+
+    Returns:
+        float [B, T], without gradient: a reward is data.
+    """
+    kl_BT = kl_estimate(logp_BT.detach(), ref_logp_BT.detach(), kind=kind, mask_BT=mask_BT)
+    return hide(reward_BT.detach(), mask_BT) - kl_coeff * kl_BT
+
+
+def soft_overlong_penalty(num_tokens_N: torch.Tensor, *, max_tokens: int, buffer: int) -> torch.Tensor:
+    """Return the penalty, -1 to 0, to add to the return of an episode that is nearly or entirely too long.
+
+        0                                 n <= max_tokens - buffer
+        (max_tokens - buffer - n) / buffer       up to max_tokens
+        -1                                beyond
+
+    Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
+
+    Args:
+        num_tokens_N: int, sampled tokens of each episode.
+        max_tokens: where the penalty is whole.
+        buffer: over how many tokens it grows; 0 makes a step of it.
+    """
+    excess_N = (num_tokens_N - (max_tokens - buffer)).float()
+    return -(excess_N / max(buffer, 1e-9)).clamp(0.0, 1.0)
+
+
+def evolution_weight(return_N: torch.Tensor, *, kind: str, threshold: float = 1.0) -> torch.Tensor:
+    """Return how much each sampled episode counts when the policy is trained on its own episodes.
+
+        threshold: 1 where R >= threshold, else 0
+        reward:    R held within 0 and 1: the chance that the episode is a success, given its reward
+
+    Source: Xi et al. 2024 (AgentGym, AgentEvol), arXiv:2406.04151: its M-step weighs log-likelihoods by the reward,
+    which for rewards of 0 and 1 keeps the successes.
+
+    Raises:
+        ValueError: for an unknown kind.
+    """
+    if kind == "threshold":
+        return (return_N >= threshold).to(return_N.dtype)
+    if kind == "reward":
+        return return_N.clamp(0.0, 1.0)
+    raise ValueError(f"evolution_weight: kind must be threshold or reward; got {kind!r}.")
