@@ -1,4 +1,4 @@
-"""UnicodeText: the space of all texts up to a length; models and worlds write any character."""
+"""UnicodeText: the space of all texts up to a length; models and worlds write any character. And what a text env is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector.utils import read_from_shared_memory, write_to_shared_memory
+
+from rllm_gym.errors import ConfigError
 
 _SAMPLED_CHARS = string.ascii_letters + string.digits + " .,:?!-\n"
 _MAX_SAMPLED_LENGTH = 64
@@ -48,6 +50,26 @@ class UnicodeText(gymnasium.spaces.Text):
             and self.min_length == other.min_length
             and self.max_length == other.max_length
         )
+
+
+def check_text_env(env: Any, who: str) -> None:
+    """Check that both spaces of an environment are Gymnasium's `Text`, of which `UnicodeText` is one.
+
+    Raises:
+        ConfigError: they are not, or it is no single-agent `gymnasium.Env`.
+    """
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(
+            f"{who}: env must be a gymnasium.Env[str, str]; got {env!r}. Give an instance; a world of several agents "
+            "has TokenMultiAgentEnv."
+        )
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gymnasium.spaces.Text):
+            raise ConfigError(
+                f"{who}: env must be a text environment, with a gymnasium.spaces.Text for {name}; got {space} of "
+                f"{env}. Turn what it says and hears into text first, with spaces such as UnicodeText(10_000)."
+            )
 
 
 # Gymnasium's own handlers for Text number the characters of the charset, and what they read never changes again. These

@@ -8,13 +8,15 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
+from rllm_gym.envs.text_space import check_text_env
 from rllm_gym.errors import ConfigError, WorldError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
+
+MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
 
 
 class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructorArgs):
@@ -40,7 +42,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         env: the text world.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        max_tokens: bound on one action and on one observation. A world that says more raises `WorldError`.
+        max_tokens: bound on one action and on one observation; None is 32,768. A world that says more raises
+            `WorldError`.
 
     Attributes:
         chat: the `ChatTokenizer`.
@@ -54,12 +57,14 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         *,
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
-        max_tokens: int = 32768,
+        max_tokens: int | None = None,
     ):
-        if not isinstance(env.observation_space, spaces.Text):
+        check_text_env(env, "TokenEnv")
+        if max_tokens is None:
+            max_tokens = MAX_TOKENS
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise ConfigError(
-                f"TokenEnv: env must be a text environment, with a Text observation space; got {env.observation_space} "
-                f"of {env}. Wrap the world before anything that changes its observations."
+                f"TokenEnv: max_tokens must be a positive integer; got {max_tokens!r}. Leave it out for {MAX_TOKENS}."
             )
         chat = chat_tokenizer(tokenizer, chat_template)
         if tokenizer is not None and not isinstance(tokenizer, str | Path):
@@ -89,7 +94,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     ) -> tuple[TokenIds, dict[str, Any]]:
         text, info = self.env.reset(seed=seed, options=options)
         self._conversation = Conversation(self.chat, getattr(self.env.unwrapped, "system_prompt", ""))
-        observation = check_length(self._conversation.open(text), self.max_tokens, self)
+        observation = check_length(self._conversation.open(self._text(text)), self.max_tokens, self)
         return observation, {**info, "messages": list(self._conversation.messages)}
 
     def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -97,8 +102,15 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
         text = self._conversation.act(check_action(action, self._actions, self))
         reply, reward, terminated, truncated, info = self.env.step(text)
-        observation = check_length(self._conversation.reply(reply, terminated=terminated), self.max_tokens, self)
+        observation = check_length(
+            self._conversation.reply(self._text(reply), terminated=terminated), self.max_tokens, self
+        )
         return observation, reward, terminated, truncated, {**info, "messages": list(self._conversation.messages)}
+
+    def _text(self, observation: Any) -> str:
+        if not isinstance(observation, str):
+            raise TypeError(f"{self}: an observation must be a string; got {observation!r:.200}. Put it into words.")
+        return observation
 
 
 def check_action(action: Any, space: TokenSequence, who: Any) -> Any:

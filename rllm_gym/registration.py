@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
+from rllm_gym.envs.text_space import check_text_env
 from rllm_gym.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -31,7 +33,15 @@ def register_text_env(id: str, world: World, *, max_episode_steps: int | None = 
         world: the `gymnasium.Env[str, str]` class, or "module:Class", which is imported only when it is made.
         max_episode_steps: a default for `gymnasium.make(id, max_episode_steps=...)`.
         kwargs: defaults of the world's keywords, and of `make_env`'s.
+
+    Raises:
+        ConfigError: `world` is neither.
     """
+    if not (callable(world) or (isinstance(world, str) and re.fullmatch(r"[\w.]+:\w+", world))):
+        raise ConfigError(
+            f'register_text_env: world must be a class, a function or "module:Class"; got {world!r}. '
+            "An environment that is made already goes into rllm_gym.envs.wrap."
+        )
     gymnasium.register(
         id=id, entry_point=_FACTORY, max_episode_steps=max_episode_steps, kwargs={"world": world, **kwargs}
     )
@@ -43,6 +53,7 @@ def make_env(
     obs_type: str = "token",
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     chat_template: str | None = None,
+    max_tokens: int | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env[Any, Any]:
     """Make a world at the token level or the text level; what `gymnasium.make` calls for every registered world.
@@ -52,26 +63,32 @@ def make_env(
         obs_type: "token": actions and observations are token ids; "text": they are strings.
         tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
         chat_template: replaces the tokenizer's template.
+        max_tokens: bound on one action and on one observation in tokens; see `TokenEnv`.
         kwargs: keywords of the world.
 
     Raises:
-        ConfigError: an unknown level, a keyword that the world does not take, or a tokenizer for the text level.
+        ConfigError: an unknown level, a keyword that the world does not take, an option of the token level for the text
+            level, or a world whose spaces are not text.
     """
     if obs_type not in OBS_TYPES:
         raise ConfigError(f'make_env: obs_type must be "token" or "text"; got {obs_type!r}. Choose one of these.')
     create: Callable[..., Any] = load_env_creator(world) if isinstance(world, str) else world
     _check_keywords(create, kwargs)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens}
     if obs_type == "text":
-        for key, value in (("tokenizer", tokenizer), ("chat_template", chat_template)):
+        for key, value in options.items():
             if value is not None:
                 raise ConfigError(
                     f"make_env: {key} belongs to the token level; got {value!r} with obs_type='text'. "
                     f'Leave it out, or use obs_type="token".'
                 )
-        return create(**kwargs)
+    env = create(**kwargs)
+    check_text_env(env, "make_env")
+    if obs_type == "text":
+        return env
     from rllm_gym.envs.wrappers import TokenEnv  # loads transformers, which the text level does without
 
-    return TokenEnv(create(**kwargs), tokenizer=tokenizer, chat_template=chat_template)
+    return TokenEnv(env, **options)
 
 
 def normalize_env_id(id: str) -> str:
