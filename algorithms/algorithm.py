@@ -17,11 +17,10 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from rllm_gym.algorithms.config import LLMConfig
 from rllm_gym.algorithms.metrics import episode_metrics
-from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.checkpoints import write_manifest
 from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
-from rllm_gym.learner.connectors import ADVANTAGE, EpisodeData, num_tokens, streams, trainable_streams
+from rllm_gym.learner.connectors import ADVANTAGE, EpisodeData, streams
 from rllm_gym.rollout.env_runner import RLlibEpisode, SampleResult
 from rllm_gym.types import Episode, TaskGroup
 
@@ -31,7 +30,7 @@ EVALUATION_STEP = 2**31  # stands in a group's key for the train step, so that e
 
 
 class LLMAlgorithm(Algorithm):
-    """Base of the methods; a method gives `compute_advantages` and a learner with its loss."""
+    """Base of the methods; a method gives `training_step` and a learner with its loss."""
 
     config: LLMConfig
 
@@ -39,20 +38,10 @@ class LLMAlgorithm(Algorithm):
     def get_default_config(cls) -> LLMConfig:
         raise NotImplementedError
 
-    def compute_advantages(self, streams: list[SingleAgentEpisode], group: list[int]) -> list[float | None]:
-        """Return one advantage per stream, or None for a stream that must not be trained on.
-
-        Args:
-            streams: one agent's episodes, of all groups of the train step.
-            group: the group index of each.
-        """
-        raise NotImplementedError
-
     # --- set-up ---
 
     def setup(self, config: LLMConfig) -> None:
         self.max_episode_steps: int | None = None  # the ScalingInter callback sets it
-        self.num_empty_steps = 0
         self.evaluation_on_start: dict[str, Any] | None = None
         self._writer: TrajectoryWriter | None = None
         self._item_ids: dict[str | None, list[str] | None] = {}
@@ -87,91 +76,37 @@ class LLMAlgorithm(Algorithm):
     def _runner_ids(self) -> list[int]:
         return sorted(self.env_runner_group.healthy_worker_ids())
 
-    # --- one train step ---
+    # --- what train steps are made of ---
 
-    def training_step(self) -> None:
-        config, step = self.config, self.training_iteration
-        if step == 0 and config.evaluation_interval and config.evaluation_on_start and self.evaluation_on_start is None:
+    def evaluate_on_start(self) -> None:
+        """Judge the policy before the first train step, once, where evaluation is on."""
+        config = self.config
+        if self.training_iteration > 0 or not (config.evaluation_interval and config.evaluation_on_start):
+            return
+        if self.evaluation_on_start is None:
             self.evaluation_on_start = self.evaluate()
-        sampler = TaskSampler(self.item_ids(), seed=config.seed or 0, group_size=config.group_size)
-        start = time.perf_counter()
-        episodes, failed = self.sample(
-            sampler.groups(step, config.groups_per_step), max_episode_steps=self.max_episode_steps
-        )
-        sampled = time.perf_counter()
-        num_groups, num_dropped = self._set_advantages(episodes)
-        played = [episode.custom_data.pop("episode") for episode in episodes]
-        self._store(step, played + failed, episodes)
 
-        is_empty = not any(trainable_streams(episodes))
-        # Without a trainable token the learners change nothing but still report every metric.
-        results = self.learner_group.update(training_data=EpisodeData(episodes=_trainable(episodes)), timesteps={})
+    def update(self, data: EpisodeData) -> None:
+        """Train on the streams that have an advantage, on all learners.
+
+        Without a trainable token the learners change nothing but still report every metric.
+        """
+        results = self.learner_group.update(training_data=data, timesteps={})
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        learned = time.perf_counter()
-        if not is_empty:
-            self.env_runner_group.sync_weights(
-                from_worker_or_learner_group=self.learner_group, timeout_seconds=None, inference_only=True
-            )
-        self._count_empty_steps(is_empty, step)
 
-        now = time.perf_counter()
+    def sync_weights(self) -> None:
+        """Give the learners' weights to the samplers."""
+        self.env_runner_group.sync_weights(
+            from_worker_or_learner_group=self.learner_group, timeout_seconds=None, inference_only=True
+        )
+
+    def log_episodes(self, played: list[Episode], failed: list[Episode]) -> dict[str, float]:
+        """Log what stands under `env_runners/`, and return it."""
         statistics = episode_metrics(played, failed)
-        trained = sum(num_tokens(stream) for stream in trainable_streams(episodes))
         self.metrics.log_dict(statistics, key=ENV_RUNNER_RESULTS, window=1)
         for name in ("num_env_steps_sampled", "num_episodes"):
             self.metrics.log_value((ENV_RUNNER_RESULTS, f"{name}_lifetime"), statistics[name], reduce="lifetime_sum")
-        self.metrics.log_dict(
-            {
-                "max_episode_steps": self.max_episode_steps or 0,
-                "policy_version": self._policy_version_of(played),
-                "num_groups": num_groups,
-                "num_groups_dropped": num_dropped,
-                "sampling_s": sampled - start,
-                "learning_s": learned - sampled,
-                "sync_s": now - learned,
-                "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / (sampled - start),
-                "num_tokens_trained_per_s": trained / (learned - sampled),
-            },
-            window=1,
-        )
-
-    @staticmethod
-    def _policy_version_of(played: list[Episode]) -> int:
-        versions = [turn.policy_version for e in played for stream in e.streams.values() for turn in stream.turns]
-        return max(versions, default=0)
-
-    def _set_advantages(self, episodes: list[RLlibEpisode]) -> tuple[int, int]:
-        """Write each stream's advantage; returns the numbers of groups and of those that carry no signal."""
-        agents: dict[Any, tuple[list[SingleAgentEpisode], list[int]]] = {}
-        for episode in episodes:
-            for stream in streams(episode):
-                of_agent, group = agents.setdefault(stream.agent_id, ([], []))
-                of_agent.append(stream)
-                group.append(episode.custom_data["group"])
-        num_groups = num_dropped = 0
-        for of_agent, group in agents.values():
-            advantages = self.compute_advantages(of_agent, group)
-            for stream, advantage in zip(of_agent, advantages, strict=True):
-                stream.custom_data[ADVANTAGE] = advantage
-            num_groups += len(set(group))
-            num_dropped += len(set(group)) - len({g for g, a in zip(group, advantages, strict=True) if a is not None})
-        return num_groups, num_dropped
-
-    def _count_empty_steps(self, is_empty: bool, step: int) -> None:
-        self.num_empty_steps = self.num_empty_steps + 1 if is_empty else 0
-        if not is_empty:
-            return
-        logger.warning(
-            "train step %d taught nothing: in every group all returns were equal (%d such steps in a row).",
-            step,
-            self.num_empty_steps,
-        )
-        if self.num_empty_steps >= self.config.max_empty_steps:
-            raise RllmGymError(
-                f"{type(self).__name__}: {self.num_empty_steps} train steps in a row had only groups of equal "
-                f"returns, which teach nothing; max_empty_steps is {self.config.max_empty_steps}. Choose easier or "
-                "harder tasks, a longer horizon or a larger group_size."
-            )
+        return statistics
 
     # --- sampling ---
 
@@ -332,7 +267,8 @@ class LLMAlgorithm(Algorithm):
 
     # --- records ---
 
-    def _store(self, step: int, episodes: list[Episode], rllib_episodes: list[RLlibEpisode]) -> None:
+    def store(self, step: int, episodes: list[Episode], rllib_episodes: list[RLlibEpisode]) -> None:
+        """Append episodes to the trajectory store; `rllib_episodes` are those of them that carry advantages."""
         if not self.config.save_trajectories:
             return
         if self._writer is None:
@@ -340,7 +276,7 @@ class LLMAlgorithm(Algorithm):
         advantages: dict[str, dict[str, float | None]] = {}
         for rllib_episode in rllib_episodes:
             advantages[rllib_episode.id_] = {
-                stream.agent_id or "": stream.custom_data.get(ADVANTAGE) for stream in streams(rllib_episode)
+                stream.agent_id or "": _mean_advantage(stream) for stream in streams(rllib_episode)
             }
         self._writer.append(
             record
@@ -371,13 +307,11 @@ class LLMAlgorithm(Algorithm):
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().get_state(*args, **kwargs)
-        state["num_empty_steps"] = self.num_empty_steps
         state["evaluation_on_start"] = self.evaluation_on_start
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.num_empty_steps = state.get("num_empty_steps", 0)
         self.evaluation_on_start = state.get("evaluation_on_start")
 
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
@@ -413,8 +347,9 @@ class LLMAlgorithm(Algorithm):
         super().cleanup()
 
 
-def _trainable(episodes: list[RLlibEpisode]) -> list[RLlibEpisode]:
-    return [episode for episode in episodes if any(trainable_streams([episode]))]
+def _mean_advantage(stream: SingleAgentEpisode) -> float | None:
+    advantage = stream.custom_data.get(ADVANTAGE)
+    return None if advantage is None else float(np.mean(advantage))
 
 
 def _by_agent(episode: Episode, advantages: dict[str, float | None] | None) -> dict[str, float]:

@@ -56,10 +56,6 @@ class LLMConfig(AlgorithmConfig):
         # Learning.
         self.tokens_per_micro_batch: int = 8192
         self.num_minibatches: int = 1
-        self.old_logp: str = "rollout"
-        self.importance_correction: str = "off"
-        self.importance_cap: float = 2.0
-        self.max_empty_steps: int = 10
         self.zero_stage: int = 2
         self.deepspeed: dict = {}
         self.weight_decay: float = 0.0
@@ -193,10 +189,6 @@ class LLMConfig(AlgorithmConfig):
         self,
         *,
         num_minibatches: int = NotProvided,
-        old_logp: Literal["rollout", "recompute"] = NotProvided,
-        importance_correction: Literal["off", "truncated"] = NotProvided,
-        importance_cap: float = NotProvided,
-        max_empty_steps: int = NotProvided,
         weight_decay: float = NotProvided,
         adam_betas: Sequence[float] = NotProvided,
         **kwargs: Any,
@@ -205,19 +197,10 @@ class LLMConfig(AlgorithmConfig):
 
         Args:
             num_minibatches: optimizer steps per pass over a train step's samples.
-            old_logp: log-probabilities of the sampling policy: as the sampler recorded them, or recomputed by the
-                trainer.
-            importance_correction: `truncated` weighs tokens by min(trainer / sampler probability, importance_cap).
-            importance_cap: see above.
-            max_empty_steps: train steps in a row that may teach nothing (all groups equal) before the run stops.
             weight_decay, adam_betas: of AdamW.
         """
         self._set(
             num_minibatches=num_minibatches,
-            old_logp=old_logp,
-            importance_correction=importance_correction,
-            importance_cap=importance_cap,
-            max_empty_steps=max_empty_steps,
             weight_decay=weight_decay,
             adam_betas=adam_betas,
         )
@@ -339,57 +322,47 @@ class LLMConfig(AlgorithmConfig):
             return
         who = type(self).__name__
         self.horizon_schedule  # noqa: B018  raises what is wrong with it
-        at_least = {
-            "group_size": 1,
-            "groups_per_step": 1,
-            "num_env_runners": 1,
-            "num_envs_per_env_runner": 1,
-            "max_new_tokens": 1,
-            "max_model_len": 2,
-            "tokens_per_micro_batch": 1,
-            "num_minibatches": 1,
-            "num_epochs": 1,
-            "num_env_workers": 0,
-            "max_episode_retries": 0,
-            "max_empty_steps": 1,
-            "temperature": 0.0,
-            "max_failed_fraction": 0.0,
-            "num_learners": 0,
-        }
-        for name, lowest in at_least.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < lowest:
-                raise ConfigError(f"{who}: {name} must be a number of at least {lowest}; got {value!r}.")
-        one_of: Mapping[str, tuple] = {
-            "engine": ("vllm", "transformers"),
-            "dtype": DTYPES,
-            "old_logp": ("rollout", "recompute"),
-            "importance_correction": ("off", "truncated"),
-            "zero_stage": (0, 1, 2, 3),
-        }
-        for name, choices in one_of.items():
-            if getattr(self, name) not in choices:
-                listed = ", ".join(map(str, choices))
-                raise ConfigError(f"{who}: {name} must be one of {listed}; got {getattr(self, name)!r}.")
+        self._check_at_least(
+            group_size=1,
+            groups_per_step=1,
+            num_env_runners=1,
+            num_envs_per_env_runner=1,
+            max_new_tokens=1,
+            max_model_len=2,
+            tokens_per_micro_batch=1,
+            num_minibatches=1,
+            num_epochs=1,
+            num_env_workers=0,
+            max_episode_retries=0,
+            temperature=0,
+            max_failed_fraction=0,
+            num_learners=0,
+        )
+        self._check_one_of(engine=("vllm", "transformers"), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "
                 f"{self.max_new_tokens} and {self.max_model_len}. Raise max_model_len."
-            )
-        if self.temperature == 0:
-            raise ConfigError(
-                f"{who}: training needs temperature above 0, or a group's episodes are all the same; got 0."
-            )
-        if self.importance_correction == "truncated" and self.old_logp != "recompute":
-            raise ConfigError(
-                f"{who}: importance_correction: truncated compares the trainer's old log-probabilities with the "
-                "sampler's; got old_logp: rollout. Set old_logp: recompute."
             )
         if not isinstance(self.lr, (int, float)):
             raise ConfigError(
                 f"{who}: lr must be a number; got {self.lr!r}. For a schedule set deepspeed: "
                 f"{{scheduler: {{type: WarmupLR, ...}}}}."
             )
+
+    def _check_at_least(self, **lowest: float) -> None:
+        for name, bound in lowest.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= bound:
+                raise ConfigError(f"{type(self).__name__}: {name} must be a number of at least {bound}; got {value!r}.")
+
+    def _check_one_of(self, **choices: Sequence[Any]) -> None:
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                listed = ", ".join(map(str, allowed))
+                raise ConfigError(
+                    f"{type(self).__name__}: {name} must be one of {listed}; got {getattr(self, name)!r}."
+                )
 
 
 def make_learner_connector(*_: Any, **__: Any) -> EpisodesToBatch:

@@ -8,6 +8,8 @@ import numpy as np
 
 from rllm_gym.types import TaskGroup
 
+FIRST_REFILL = 2**20
+
 
 class TaskSampler:
     """Deals the tasks in epochs: each is played once before any is played again, in an order shuffled by the seed.
@@ -27,6 +29,13 @@ class TaskSampler:
         return [
             TaskGroup((self._seed, train_step, k), self._item(first + k), self._group_size) for k in range(num_groups)
         ]
+
+    def refill(self, train_step: int, round: int, num_groups: int) -> list[TaskGroup]:
+        """Return groups in place of some that were dropped: tasks drawn at random, outside the epochs' order."""
+        rng = np.random.default_rng(np.random.SeedSequence((self._seed, train_step, 1 + round)))
+        items = [None] * num_groups if self._item_ids is None else rng.choice(self._item_ids, num_groups).tolist()
+        first = (1 + round) * FIRST_REFILL  # beyond the indices of `groups`
+        return [TaskGroup((self._seed, train_step, first + k), item, self._group_size) for k, item in enumerate(items)]
 
     def _item(self, position: int) -> str | None:
         if self._item_ids is None:

@@ -15,7 +15,10 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+# Keys of a stream's `custom_data`: a float, or one per turn, or None where the stream is not trained on ...
 ADVANTAGE = "advantage"
+# ... and which streams it is compared with.
+GROUP = "stream_group"
 
 
 def streams(episode: SingleAgentEpisode | MultiAgentEpisode) -> list[SingleAgentEpisode]:
@@ -46,45 +49,84 @@ class EpisodeData(TrainingData):
 
 @dataclasses.dataclass
 class Row:
-    """One trainable sequence. Arrays are as long as `tokens`; `mask` is True at the tokens that the policy sampled."""
+    """One trainable sequence. Arrays are as long as `tokens`; `mask` is True at the tokens that the policy sampled.
+
+    `reward` is a turn's reward, at the turn's last token (where `is_turn_end`); `advantage` is the driver's, the
+    same at all tokens of a turn. Sequences of one `group` (one agent's, of one task) are compared with each other.
+    """
 
     tokens: np.ndarray
     mask: np.ndarray
     old_logp: np.ndarray
-    advantage: float
+    reward: np.ndarray
+    advantage: np.ndarray
+    is_turn_end: np.ndarray
+    group: int = 0
+    is_terminated: bool = True
 
 
-def row_of(stream: SingleAgentEpisode) -> Row:
-    """Return observation 0, action 0, observation 1, ..., last action; the final observation teaches nothing."""
+PER_TOKEN = {
+    "tokens": torch.long,
+    "mask": torch.bool,
+    "old_logp": torch.float32,
+    "reward": torch.float32,
+    "advantage": torch.float32,
+    "is_turn_end": torch.bool,
+}
+PER_SEQUENCE = {"group": torch.long, "is_terminated": torch.bool}
+
+
+def row_of(stream: SingleAgentEpisode, *, has_final_observation: bool = False) -> Row:
+    """Return observation 0, action 0, observation 1, ..., last action.
+
+    Args:
+        has_final_observation: append the final observation where the episode was truncated: nothing of it is trained,
+            but a critic bootstraps from it.
+    """
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
-    actions = stream.get_actions()
-    logps = stream.get_extra_model_outputs("action_logp")
-    for observation, action, logp in zip(stream.get_observations(), actions, logps, strict=False):
-        parts["tokens"] += [observation, action]
-        parts["mask"] += [np.zeros(len(observation), bool), np.ones(len(action), bool)]
-        parts["old_logp"] += [np.zeros(len(observation), np.float32), logp]
+
+    def append(ids: np.ndarray, logp: np.ndarray | float, advantage: float, *, is_sampled: bool) -> None:
+        parts["tokens"].append(ids)
+        parts["mask"].append(np.full(len(ids), is_sampled))
+        parts["old_logp"].append(np.broadcast_to(np.asarray(logp, np.float32), len(ids)))
+        parts["reward"].append(np.zeros(len(ids), np.float32))
+        parts["advantage"].append(np.full(len(ids), advantage, np.float32))
+        parts["is_turn_end"].append(np.zeros(len(ids), bool))
+
+    actions, observations = stream.get_actions(), stream.get_observations()
+    logps, rewards = stream.get_extra_model_outputs("action_logp"), stream.get_rewards()
+    advantages = np.broadcast_to(np.asarray(stream.custom_data[ADVANTAGE], np.float32), len(actions))
+    for k, action in enumerate(actions):
+        append(observations[k], 0.0, 0.0, is_sampled=False)
+        append(action, logps[k], advantages[k], is_sampled=True)
+        parts["reward"][-1][-1:] = rewards[k]
+        parts["is_turn_end"][-1][-1:] = True
+    if has_final_observation and not stream.is_terminated:
+        append(observations[len(actions)], 0.0, 0.0, is_sampled=False)
     return Row(
-        **{name: np.concatenate(arrays) for name, arrays in parts.items()}, advantage=stream.custom_data[ADVANTAGE]
+        **{name: np.concatenate(arrays) for name, arrays in parts.items()},
+        group=stream.custom_data.get(GROUP, 0),
+        is_terminated=stream.is_terminated,
     )
 
 
-FILLER = Row(np.zeros(2, np.int64), np.zeros(2, bool), np.zeros(2, np.float32), 0.0)
+def _filler() -> Row:
+    return Row(**{name: torch.zeros(2, dtype=dtype).numpy() for name, dtype in PER_TOKEN.items()})
 
 
 def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
     """Pad rows on the right, shortest first, so that micro-batches of neighbours waste little.
 
     Returns:
-        `tokens` int64, `mask` bool, `old_logp` float32, each [B, T]; `advantage` float32 [B]; `length` int64 [B].
+        The fields of `Row`, each [B, T] or [B], and `length` int64 [B].
         Without rows: one row whose mask is empty, so that a learner without data takes part in collective operations.
     """
-    rows = sorted(rows, key=lambda row: len(row.tokens)) or [FILLER]
+    rows = sorted(rows, key=lambda row: len(row.tokens)) or [_filler()]
     lengths = torch.tensor([len(row.tokens) for row in rows])
-    out: dict[str, torch.Tensor] = {
-        "advantage": torch.tensor([row.advantage for row in rows], dtype=torch.float32),
-        "length": lengths,
-    }
-    for name, dtype in (("tokens", torch.long), ("mask", torch.bool), ("old_logp", torch.float32)):
+    out: dict[str, torch.Tensor] = {"length": lengths}
+    for name, dtype in PER_SEQUENCE.items():
+        out[name] = torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+    for name, dtype in PER_TOKEN.items():
         out[name] = torch.zeros(len(rows), int(lengths.max()), dtype=dtype)
         for k, row in enumerate(rows):
             out[name][k, : lengths[k]] = torch.as_tensor(getattr(row, name), dtype=dtype)
@@ -92,7 +134,15 @@ def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
 
 
 class EpisodesToBatch(ConnectorV2):
-    """Collates the streams that carry an advantage; streams without one (a group without spread) are left out."""
+    """Collates the streams that carry an advantage; streams without one (a group without spread) are left out.
+
+    Args:
+        has_final_observation: see `row_of`.
+    """
+
+    def __init__(self, *, has_final_observation: bool = False) -> None:
+        super().__init__()
+        self._has_final_observation = has_final_observation
 
     def __call__(
         self,
@@ -106,7 +156,9 @@ class EpisodesToBatch(ConnectorV2):
     ) -> dict[str, dict[str, torch.Tensor]]:
         rows: dict[str, list[Row]] = {module_id: [] for module_id, _ in rl_module.items()}
         for stream in trainable_streams(episodes):
-            rows[stream.module_id or DEFAULT_MODULE_ID].append(row_of(stream))
+            rows[stream.module_id or DEFAULT_MODULE_ID].append(
+                row_of(stream, has_final_observation=self._has_final_observation)
+            )
         return {module_id: collate(of_module) for module_id, of_module in rows.items()}
 
 

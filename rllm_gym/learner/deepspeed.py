@@ -136,7 +136,8 @@ class DeepSpeedLearner(TorchLearner):
                 ):  # nothing to learn from: even a zero gradient would move the weights, by Adam's momentum
                     continue
                 self.is_first_step = not norms
-                norms.append(self._step(module_id, minibatch, num_tokens))
+                num_sequences = self.all_reduce(minibatch.mask.any(-1).sum().double(), dist.ReduceOp.SUM)
+                norms.append(self._step(module_id, minibatch, num_tokens, num_sequences))
                 num_sampled += num_tokens.item()
         self._num_trained_tokens += num_sampled
         num_tokens = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item() if norms else 0.0
@@ -150,8 +151,13 @@ class DeepSpeedLearner(TorchLearner):
     def prepare_batch(self, module_id: str, batch: Batch) -> None:
         """Add to the batch what must be computed with the weights as they are before the first step."""
 
-    def _step(self, module_id: str, minibatch: Batch, num_tokens: torch.Tensor) -> float:
-        """Take one optimizer step; returns the norm of the gradient before clipping."""
+    def _step(self, module_id: str, minibatch: Batch, num_tokens: torch.Tensor, num_sequences: torch.Tensor) -> float:
+        """Take one optimizer step; returns the norm of the gradient before clipping.
+
+        Args:
+            num_tokens, num_sequences: sampled tokens, and sequences that have any, on all learners: what losses are
+                divided by.
+        """
         engine = self.engines[module_id]
         micro_batches = list(self.micro_batches(module_id, minibatch))
         for number, micro_batch in enumerate(micro_batches):
@@ -160,7 +166,7 @@ class DeepSpeedLearner(TorchLearner):
             loss = self.compute_loss_for_module(
                 module_id=module_id,
                 config=self.config,
-                batch={**micro_batch.tensors, "num_tokens": num_tokens},
+                batch={**micro_batch.tensors, "num_tokens": num_tokens, "num_sequences": num_sequences},
                 fwd_out=out,
             )
             engine.backward(loss * _world_size(), scale_wrt_gas=False)  # DeepSpeed averages over ranks

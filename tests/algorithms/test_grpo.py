@@ -135,6 +135,21 @@ def test_every_metric_is_finite_in_every_result_also_when_all_groups_are_dropped
         algo.train()
 
 
+def test_dropped_groups_are_refilled_within_the_budget(tiny_model, build):
+    algo = build(toy_config(tiny_model, groups_per_step=2, group_size=4, max_refill_rounds=2))
+    asked = []
+    sample = algo.sample
+    algo.sample = lambda groups, **kwargs: asked.append(list(groups)) or sample(groups, **kwargs)
+    algo.compute_advantages = lambda streams, group: [None if g in (0, 2) else 1.0 for g in group]
+    result = algo.train()
+    assert [len(groups) for groups in asked] == [2, 1, 1]  # 0 is dropped, then 2 in its place, then 3 is kept
+    assert len({group.key for groups in asked for group in groups}) == 4
+    assert (result["num_groups"], result["num_groups_dropped"]) == (4, 2)
+    assert result["env_runners"]["num_episodes"] == 16
+    algo.compute_advantages = lambda streams, group: [None] * len(group)
+    assert algo.train()["num_groups"] == 6
+
+
 def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_model, build, tmp_path):
     config = toy_config(
         tiny_model, "flaky", env_config={"fail_resets": 3}, max_episode_retries=0, max_failed_fraction=0.2,
