@@ -1,0 +1,1 @@
+"""The web: a browser that environments share, pages as text, and WebArena's actions."""

@@ -1,0 +1,196 @@
+"""WebEnv: the base of worlds that are pages in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.web.actions import ACTIONS, Action, BadAction, execute, parse
+from rllm_gym.envs.web.tree import Node, estimate_tokens
+from rllm_gym.errors import ConfigError, WorldError
+
+if TYPE_CHECKING:
+    from rllm_gym.envs.web.page import WebPage
+
+MIN_OBSERVATION_TOKENS = 256
+MAX_OBSERVATION_CHARS = 60_000  # less than the longest text of a world
+
+SYSTEM_PROMPT = f"""\
+You use a web browser to reach the objective that you are given. You see the page as a tree of elements, each with its
+number in brackets, then its URL, the open tabs, and what went wrong in the last action. Each turn, write one thought
+and one action:
+Thought: what to do next and why
+Action: one of the actions below; id is the number of an element
+{ACTIONS}"""
+
+
+class Verdict(NamedTuple):
+    """What an action has brought: the step's reward, whether the task is over, and whether it is solved."""
+
+    reward: float = 0.0
+    is_over: bool = False
+    is_success: bool = False
+
+
+class WebEnv(TextEnv):
+    """A world of tasks on web pages: WebArena's observations and actions in a shared browser.
+
+    A subclass sets `name`, `num_items` and writes `_split_indices`, `category`, `expert_action`, and:
+
+    - `_open(index)`: begin item `index` and return the window to act in, with its first page loaded;
+    - `instruction`: the task in words, after `_open`;
+    - `_judge(answer)`: what the action that was just carried out has brought; `answer` is the text of a `stop`, and
+      None after every other action.
+
+    Its `close` and `_open` call `close()` of the window they replace. A copy of the environment, and a forked process,
+    calls `_open` for itself and repeats the actions when it is stepped: what `_open` sets up must not be copied
+    (`__getstate__`).
+
+    Observation: "OBJECTIVE: " and the instruction, verbatim; the tree; URL, tabs, and "ERROR: ..." if there was one.
+
+    Args:
+        max_observation_tokens: budget of one observation; the tree is cut, visibly. At the token level tokens are those
+            of its tokenizer, at the text level an estimate.
+        render_mode: "rgb_array" lets `render` return a screenshot.
+        split: see `TextEnv`.
+        item_ids: see `TextEnv`.
+        system_prompt: see `TextEnv`.
+
+    Raises:
+        ConfigError: see `TextEnv`; another render mode, too small a budget; or, at the first reset, no browser.
+        WorldError: from `reset` and `step`, when the browser dies; the next reset starts a new one.
+    """
+
+    default_system_prompt = SYSTEM_PROMPT
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012  (Gymnasium's form)
+
+    def __init__(
+        self,
+        *,
+        max_observation_tokens: int = 2048,
+        render_mode: str | None = None,
+        split: str | None = None,
+        item_ids: Sequence[str | int] | str | Path | None = None,
+        system_prompt: str | None = None,
+    ) -> None:
+        if render_mode not in (None, "rgb_array"):
+            raise ConfigError(
+                f'{self._who}: render_mode must be None or "rgb_array"; got {render_mode!r}. Choose one of these.'
+            )
+        if not isinstance(max_observation_tokens, int) or max_observation_tokens < MIN_OBSERVATION_TOKENS:
+            raise ConfigError(
+                f"{self._who}: max_observation_tokens must be an integer of at least {MIN_OBSERVATION_TOKENS}; "
+                f"got {max_observation_tokens!r}. Set it higher."
+            )
+        self.render_mode = render_mode
+        self.max_observation_tokens = max_observation_tokens
+        self.count_tokens: Callable[[str], int] = estimate_tokens
+        self._page: WebPage | None = None
+        self._nodes: tuple[Node, ...] = ()
+        self._first = ""  # observation
+        self._history: list[tuple[str, str]] = []  # (action, observation)
+        self._is_over = False
+        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+
+    # What a world writes.
+
+    def _open(self, index: int) -> WebPage:
+        raise NotImplementedError
+
+    @property
+    def instruction(self) -> str:
+        """The task in words."""
+        raise NotImplementedError
+
+    def _judge(self, answer: str | None) -> Verdict:
+        raise NotImplementedError
+
+    # What it gets.
+
+    @property
+    def page(self) -> WebPage:
+        """The window of the present episode."""
+        if self._page is None or not self._page.is_mine:
+            self._reopen()
+        assert self._page is not None
+        return self._page
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The elements of the last observation, cut or not."""
+        return self._nodes
+
+    def _reset_item(self, index: int) -> str:
+        self._history = []
+        self._is_over = False
+        self._page = self._open(index)
+        self._first = self._observe()
+        return self._first
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        parsed = parse(action)
+        page = self.page
+        verdict = self._carry_out(page, parsed)
+        if not self._is_over:
+            self._is_over = verdict.is_over
+            self.is_success = verdict.is_success
+        observation = self._observe()
+        self._history.append((action, observation))
+        return observation, verdict.reward, self._is_over, False, self._info()
+
+    def render(self) -> npt.NDArray[np.uint8] | None:  # type: ignore[override]
+        if self.render_mode is None:
+            return None
+        if self._index is None:
+            raise gymnasium.error.ResetNeeded(f"{self._who}: render comes after reset; got a render before any. Reset.")
+        return self.page.screenshot()
+
+    def close(self) -> None:
+        if self._page is not None:
+            self._page.close()
+        self._page = None
+        self._index = None
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy opens its own window and repeats the actions, when it is stepped."""
+        return {**self.__dict__, "_page": None}
+
+    def _carry_out(self, page: WebPage, action: Action | BadAction) -> Verdict:
+        if self._is_over:
+            page.error = "The task is over."
+            return Verdict()
+        if isinstance(action, BadAction):
+            page.error = action.reason
+            return Verdict()
+        if action.verb == "stop":
+            page.error = ""
+            return self._judge(action.text)
+        execute(page, action)
+        return self._judge(None)
+
+    def _observe(self) -> str:
+        head = f"OBJECTIVE: {self.instruction}\n"
+        budget = self.max_observation_tokens - self.count_tokens(head)
+        text = self.page.observe(max_tokens=budget, count_tokens=self.count_tokens)
+        self._nodes = tuple(self.page.nodes)
+        return head + text
+
+    def _reopen(self) -> None:
+        """Open the present item again in a copy of the environment or a forked process."""
+        if self._index is None:
+            raise gymnasium.error.ResetNeeded(f"{self._who}: call reset() first.")
+        history, self._history, self._is_over, is_success = self._history, [], False, self.is_success
+        self._page = self._open(self._index)
+        repeated = [self._observe()]
+        for action, _ in history:
+            repeated.append(self.step(action)[0])
+        if repeated != [self._first, *(observation for _, observation in history)]:
+            raise WorldError(f"{self._who}: a copied episode must repeat; it differed. Reset the environment.")
+        self.is_success = is_success

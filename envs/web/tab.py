@@ -1,0 +1,405 @@
+"""One tab of the browser: its document's tree, input to it, and waiting until it has come to rest.
+
+Everything in here runs in the browser's thread. What an agent can cause and must learn to recover from (an element that
+is gone, a page that does not load) is a `PageError`, whose text the next observation shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from rllm_gym.envs.web.browser import PlaywrightError
+from rllm_gym.envs.web.tree import Node, read_tree
+
+REQUEST_GRACE_S = 1.0  # after which a navigation that was asked for and has not begun (a download) is given up
+STUCK_TIMEOUT_S = 0.5  # instead of the page's, until it answers again
+SETTLE_S = 3.0  # how long requests of a page's scripts are waited for
+CLOCK_MS = 1000  # what an action takes on a page whose clock is held
+MAX_TYPED_CHARS = 200  # longer texts are pasted
+ERROR_PAGE = "chrome-error://"
+
+# Counts what a page's scripts have asked for and not got yet.
+COUNT_REQUESTS = """
+(() => {
+  let pending = 0;
+  const done = () => { pending -= 1; };
+  const fetch = window.fetch, send = XMLHttpRequest.prototype.send;
+  window.fetch = function (...args) { pending += 1; return fetch.apply(this, args).finally(done); };
+  XMLHttpRequest.prototype.send = function (...args) {
+    pending += 1;
+    this.addEventListener('loadend', done, {once: true});
+    try { return send.apply(this, args); } catch (error) { done(); throw error; }
+  };
+  Object.defineProperty(window, '__pendingRequests', {get: () => pending, enumerable: false});
+})();
+"""
+CLICK = "function () { (this.nodeType === 1 ? this : this.parentElement).click(); }"
+CHOOSE = """function (label) {
+  const option = label === null ? this : [...this.options].find(o => o.label.trim() === label.trim());
+  if (!option) return false;
+  const select = option.closest('select');
+  option.selected = select && select.multiple && label === null ? !option.selected : true;
+  for (const type of ['input', 'change']) (select || option).dispatchEvent(new Event(type, {bubbles: true}));
+  return true;
+}"""
+# Selects what a field holds, so that typing replaces it; says what kind of field it is.
+SELECT_ALL = """function () {
+  const element = this.nodeType === 1 ? this : this.parentElement;
+  element.focus();
+  if (element.tagName === 'SELECT') return 'select';
+  if (element.tagName === 'INPUT' && !element.readOnly && !element.disabled &&
+      ['date', 'time', 'datetime-local', 'month', 'week', 'color', 'range'].includes(element.type)) return 'value';
+  if (element.select) { element.select(); return 'text'; }
+  if (element.isContentEditable) { getSelection().selectAllChildren(element); return 'text'; }
+  return document.activeElement === element ? 'other' : 'none';
+}"""
+SET_VALUE = """function (value) {
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(this, value);
+  for (const type of ['input', 'change']) this.dispatchEvent(new Event(type, {bubbles: true}));
+  return this.value === value;
+}"""
+SCROLL = """([direction, limit]) => {
+  let scroller = document.elementFromPoint(innerWidth / 2, innerHeight / 2);
+  while (scroller && !(scroller.scrollHeight > scroller.clientHeight + 1
+                       && /auto|scroll/.test(getComputedStyle(scroller).overflowY))) scroller = scroller.parentElement;
+  scroller = scroller || document.scrollingElement;
+  const height = Math.min(scroller.clientHeight, innerHeight);
+  scroller.scrollBy({top: direction * (limit > 0 ? Math.min(limit, height) : height), behavior: 'instant'});
+  return scroller.scrollTop > 0;
+}"""
+
+T = TypeVar("T")
+
+
+class PageError(Exception):
+    """Something the agent is told and goes on from."""
+
+
+class Tab:
+    """A tab, its title, and the numbers of its elements."""
+
+    def __init__(self, page: Any, session: Any, *, timeout_s: float, has_clock: bool):
+        self.page = page
+        self.title = ""
+        self.nodes: list[Node] = []
+        self.num_windows_opened = 0  # by this tab, of which the context tells later
+        self.requested_url = ""
+        self.is_scrolled = False
+        self.is_stuck = False  # has not answered in time
+        self._session = session
+        self._timeout_s = timeout_s
+        self._has_clock = has_clock
+        self._numbers: dict[int, int] = {}  # Chromium's number of a DOM node -> the agent's, in this document
+        self._main_frame = ""
+        self._loading: set[str] = set()
+        self._requested_at: float | None = None
+        self._changed = asyncio.Event()
+
+    @classmethod
+    async def attach(cls, page: Any, *, timeout_s: float, has_clock: bool) -> Tab:
+        session = await page.context.new_cdp_session(page)
+        tab = cls(page, session, timeout_s=timeout_s, has_clock=has_clock)
+        session.on("Page.frameRequestedNavigation", tab._on_requested)
+        session.on("Page.windowOpen", tab._on_window)
+        session.on("Page.frameStartedLoading", tab._on_started)
+        session.on("Page.frameStoppedLoading", tab._on_stopped)
+        session.on("Page.frameDetached", tab._on_stopped)
+        session.on("Page.frameNavigated", tab._on_navigated)
+        await session.send("Page.enable")
+        tree = await session.send("Page.getFrameTree")
+        tab._main_frame = tree["frameTree"]["frame"]["id"]
+        return tab
+
+    @property
+    def url(self) -> str:
+        url: str = self.page.url
+        return self.requested_url if url.startswith(ERROR_PAGE) else url
+
+    # What the agent does.
+
+    async def goto(self, url: str) -> None:
+        self.requested_url = url
+        try:
+            await self.page.goto(url, wait_until="load", timeout=self._timeout_s * 1000)
+        except PlaywrightError as e:
+            raise PageError(_reason(e, f"{url} cannot be opened")) from e
+
+    async def go(self, delta: int) -> None:
+        history = await self._send("Page.getNavigationHistory")
+        index = history["currentIndex"] + delta
+        entries = history["entries"]
+        if not 0 <= index < len(entries) or entries[index]["url"] == "about:blank":
+            raise PageError(f"There is no page to go {'back' if delta < 0 else 'forward'} to.")
+        self.requested_url = entries[index]["url"]
+        self._requested_at = time.monotonic()
+        await self._send("Page.navigateToHistoryEntry", entryId=entries[index]["id"])
+
+    async def click(self, node: Node) -> None:
+        if node.role in ("option", "menuitem") and await self._call(node, CHOOSE_IF_OPTION):
+            return
+        point = await self._point(node)
+        if point is None:  # nothing to aim at, such as a checkbox that a picture stands for
+            await self._call(node, CLICK)
+        else:
+            await self._bounded(self.page.mouse.click(*point))
+
+    async def hover(self, node: Node) -> None:
+        point = await self._point(node)
+        if point is None:
+            raise PageError(f"Element [{node.id}] is not visible.")
+        await self._bounded(self.page.mouse.move(*point))
+
+    async def type(self, node: Node, text: str, *, presses_enter: bool) -> None:
+        await self._point(node)  # scrolls to it
+        kind = await self._call(node, SELECT_ALL)
+        if kind == "select":
+            if not await self._call(node, CHOOSE, text):
+                raise PageError(f"Element [{node.id}] has no option {text!r}.")
+        elif kind == "value":
+            if not await self._call(node, SET_VALUE, text):
+                raise PageError(f"Element [{node.id}] does not take the value {text!r}.")
+        elif kind == "none":
+            raise PageError(f"Element [{node.id}] takes no text.")
+        else:
+            await self._type_text(text, has_selection=kind == "text")
+        if presses_enter:
+            await self._bounded(self.page.keyboard.press("Enter"))
+
+    async def _type_text(self, text: str, *, has_selection: bool) -> None:
+        keyboard = self.page.keyboard
+        if not text:
+            if has_selection:
+                await self._bounded(keyboard.press("Delete"))
+        elif len(text) <= MAX_TYPED_CHARS and text.isprintable():
+            await self._bounded(keyboard.type(text))
+        else:
+            await self._bounded(keyboard.insert_text(text))
+
+    async def press(self, keys: str) -> None:
+        try:
+            await self._bounded(self.page.keyboard.press(keys))
+        except PlaywrightError as e:
+            if "Unknown key" not in str(e):
+                raise
+            raise PageError(f"There is no key {keys!r}.") from e
+
+    async def scroll(self, direction: int, *, limit_node: Node | None = None) -> None:
+        """Scroll by a screen, or up to a node that has not been shown yet."""
+        limit = 0.0
+        if limit_node is not None:
+            quad = await self._quad(limit_node)
+            limit = min(quad[1::2]) if quad else 0.0
+        self.is_scrolled = await self._bounded(self.page.evaluate(SCROLL, [direction, limit]))
+
+    # What the agent sees.
+
+    async def read(self) -> list[Node]:
+        """Return the nodes of the page; on a page that could not be opened there is but the root."""
+        if self.page.url.startswith(ERROR_PAGE):
+            self.title, self.nodes = "", [Node(1, "RootWebArea", "The page could not be opened")]
+            return self.nodes
+        raw = (await self._send("Accessibility.getFullAXTree"))["nodes"]
+        for frame_id in _child_frames((await self._send("Page.getFrameTree"))["frameTree"]):
+            raw += await self._read_frame(frame_id, raw)
+        self.nodes = read_tree(raw, self._number)
+        self.title = self.nodes[0].name if self.nodes else ""
+        return self.nodes
+
+    async def _read_frame(self, frame_id: str, raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the nodes of a frame in the page, after hanging them into its place in the tree `raw`."""
+        try:
+            owner = (await self._send("DOM.getFrameOwner", frameId=frame_id))["backendNodeId"]
+            nodes: list[dict[str, Any]] = (await self._send("Accessibility.getFullAXTree", frameId=frame_id))["nodes"]
+        except PlaywrightError:
+            return []  # gone, or of another site, which has a process of its own
+        place = next((node for node in raw if node.get("backendDOMNodeId") == owner), None)
+        if place is None or not nodes:
+            return []
+        place["childIds"] = [nodes[0]["nodeId"]]
+        nodes[0]["parentId"] = place["nodeId"]
+        return nodes
+
+    async def evaluate(self, expression: str, arg: Any) -> Any:
+        try:
+            return await self._bounded(self.page.evaluate(expression, arg))
+        except PlaywrightError as e:
+            raise PageError(str(e).partition("\n")[0]) from e
+
+    async def above_the_view(self) -> set[int]:
+        """Return Chromium's numbers of the DOM nodes that have been scrolled out of view at the top."""
+        snapshot = await self._send("DOMSnapshot.captureSnapshot", computedStyles=[])
+        document = snapshot["documents"][0]
+        numbers, layout = document["nodes"]["backendNodeId"], document["layout"]
+        top = document.get("scrollOffsetY", 0)
+        return {
+            numbers[index]
+            for index, (_, y, _, height) in zip(layout["nodeIndex"], layout["bounds"], strict=True)
+            if y + height <= top
+        }
+
+    def _number(self, backend_id: int) -> int:
+        return self._numbers.setdefault(backend_id, len(self._numbers) + 1)
+
+    # Waiting.
+
+    async def settle(self) -> None:
+        """Wait until the page has loaded and its scripts have got what they asked for.
+
+        Raises:
+            PageError: that takes too long.
+        """
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            # The answer comes after the events of what an action has begun.
+            await self._send("Page.getFrameTree")
+            if not await self._wait_for_loads(deadline_s):
+                raise PageError(f"The page has not finished loading after {self._timeout_s:g} seconds.")
+            if self.page.url.startswith(ERROR_PAGE):
+                raise PageError(f"{self.requested_url} cannot be opened.")
+            try:
+                await self._wait_for_scripts()
+            except PlaywrightError as e:
+                if "crashed" in str(e) or self.page.is_closed() or time.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(0.01)  # a navigation took the document away
+                continue
+            if not self._is_loading:
+                return
+
+    @property
+    def _is_loading(self) -> bool:
+        return bool(self._loading) or self._requested_at is not None
+
+    async def _wait_for_loads(self, deadline_s: float) -> bool:
+        while self._is_loading:
+            now = time.monotonic()
+            if now > deadline_s:
+                return False
+            until = deadline_s
+            if self._requested_at is not None:
+                until = min(until, self._requested_at + REQUEST_GRACE_S)
+                if now >= until:
+                    self._requested_at = None
+                    continue
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), until - now + 0.001)
+            except TimeoutError:
+                continue
+        return True
+
+    async def _wait_for_scripts(self) -> None:
+        if self._has_clock:
+            await self._bounded(self.page.clock.run_for(CLOCK_MS))
+            return
+        deadline_s = time.monotonic() + min(SETTLE_S, self._timeout_s)
+        while await self._bounded(self.page.evaluate("window.__pendingRequests || 0")):
+            if time.monotonic() > deadline_s:
+                return  # a page may keep a request open for ever
+            await asyncio.sleep(0.02)
+
+    def _on_requested(self, event: dict[str, Any]) -> None:
+        if event.get("disposition") == "currentTab":
+            if event["frameId"] == self._main_frame:
+                self.requested_url = event["url"]
+            self._requested_at = time.monotonic()
+        self._changed.set()
+
+    def _on_window(self, event: dict[str, Any]) -> None:
+        self.num_windows_opened += 1
+        self._changed.set()
+
+    def _on_started(self, event: dict[str, Any]) -> None:
+        self._loading.add(event["frameId"])
+        self._requested_at = None
+        self._changed.set()
+
+    def _on_stopped(self, event: dict[str, Any]) -> None:
+        self._loading.discard(event["frameId"])
+        self._requested_at = None
+        self._changed.set()
+
+    def _on_navigated(self, event: dict[str, Any]) -> None:
+        if "parentId" not in event["frame"]:
+            self._main_frame = event["frame"]["id"]
+            self._numbers = {}
+            self.is_scrolled = False
+        self._requested_at = None
+        self._changed.set()
+
+    # Talking to Chromium.
+
+    async def _bounded(self, call: Awaitable[T]) -> T:
+        """Await an answer, which a page that is busy for ever does not give."""
+        try:
+            answer = await asyncio.wait_for(call, STUCK_TIMEOUT_S if self.is_stuck else self._timeout_s)
+            self.is_stuck = False
+            return answer
+        except TimeoutError as e:
+            self.is_stuck = True
+            raise PageError(f"The page has not answered within {self._timeout_s:g} seconds.") from e
+
+    async def _send(self, method: str, **params: Any) -> Any:
+        return await self._bounded(self._session.send(method, params))
+
+    async def _call(self, node: Node, function: str, *args: Any) -> Any:
+        """Call a JavaScript function with an element as `this`."""
+        try:
+            resolved = await self._send("DOM.resolveNode", backendNodeId=node.backend_id)
+            object_id = resolved["object"]["objectId"]
+            answer = await self._send(
+                "Runtime.callFunctionOn",
+                functionDeclaration=function,
+                objectId=object_id,
+                arguments=[{"value": arg} for arg in args],
+                returnByValue=True,
+                userGesture=True,
+            )
+            return answer["result"].get("value")
+        except PlaywrightError as e:
+            raise PageError(f"Element [{node.id}] is no longer on the page.") from e
+
+    async def _point(self, node: Node) -> tuple[float, float] | None:
+        """Scroll to an element and return the middle of its first box, or None where it has none."""
+        try:
+            await self._send("DOM.scrollIntoViewIfNeeded", backendNodeId=node.backend_id)
+        except PlaywrightError as e:
+            if "detached" in str(e) or "No node" in str(e) or "Could not find node" in str(e):
+                raise PageError(f"Element [{node.id}] is no longer on the page.") from e
+            return None
+        quad = await self._quad(node)
+        return (sum(quad[0::2]) / 4, sum(quad[1::2]) / 4) if quad else None
+
+    async def _quad(self, node: Node) -> list[float] | None:
+        """Return the corners of an element's first box with an area: x1, y1, x2, y2, ..."""
+        try:
+            quads = (await self._send("DOM.getContentQuads", backendNodeId=node.backend_id))["quads"]
+        except PlaywrightError:
+            return None
+        for quad in quads:
+            if max(quad[0::2]) - min(quad[0::2]) >= 1 and max(quad[1::2]) - min(quad[1::2]) >= 1:
+                return list(quad)
+        return None
+
+
+CHOOSE_IF_OPTION = f"function () {{ return this.tagName === 'OPTION' && ({CHOOSE}).call(this, null); }}"
+
+
+def _child_frames(tree: dict[str, Any]) -> list[str]:
+    """Return the ids of all frames in a page, outer ones first."""
+    children = tree.get("childFrames", [])
+    return [child["frame"]["id"] for child in children] + [id for child in children for id in _child_frames(child)]
+
+
+def _reason(error: PlaywrightError, what: str) -> str:
+    """Return one line for a navigation that failed."""
+    text = str(error)
+    if "Timeout" in text:
+        return f"{what}: it has not loaded in time."
+    if "Download" in text:
+        return f"{what}: downloads are off."
+    start = text.find("net::")
+    return f"{what}: {text[start:].split()[0]}." if start >= 0 else f"{what}."
