@@ -22,13 +22,11 @@ from rllm_gym.algorithms.functional.losses import (
     sequence_clipped_surrogate,
     truncated_importance_weight,
 )
-from rllm_gym.algorithms.functional.masking import is_last_of_turn, turn_index
 from rllm_gym.algorithms.functional.returns import discounted_return, gae
 from rllm_gym.algorithms.functional.rewards import (
     evolution_weight,
     kl_shaped_reward,
     soft_overlong_penalty,
-    turn_reward,
 )
 
 __all__ = [
@@ -43,7 +41,6 @@ __all__ = [
     "greedy_baseline_advantage",
     "group_relative_advantage",
     "has_spread",
-    "is_last_of_turn",
     "kl_estimate",
     "kl_shaped_reward",
     "leave_one_out_advantage",
@@ -52,7 +49,5 @@ __all__ = [
     "soft_overlong_penalty",
     "step_group_advantage",
     "truncated_importance_weight",
-    "turn_index",
-    "turn_reward",
     "whiten",
 ]

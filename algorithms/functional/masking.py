@@ -1,4 +1,4 @@
-"""Masks and turns: hiding what was not sampled, and walking over what was."""
+"""Masks: hiding what was not sampled, and walking over what was."""
 
 from __future__ import annotations
 
@@ -18,28 +18,6 @@ def hide(x_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 def check_mask(mask_BT: torch.Tensor) -> None:
     if mask_BT.dtype != torch.bool:
         raise TypeError(f"mask_BT: masks are bool, True where sampled; got {mask_BT.dtype}. Pass mask.bool().")
-
-
-def turn_index(mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return int64 [B, T]: 0, 1, 2, ... for the tokens of a row's first, second, third, ... run of sampled tokens.
-
-    An environment's reply stands between two turns, so each run is a turn. Hidden tokens come out as 0.
-    """
-    check_mask(mask_BT)
-    begins_BT = mask_BT.clone()
-    begins_BT[:, 1:] &= ~mask_BT[:, :-1]
-    return (begins_BT.cumsum(1) - 1).masked_fill(~mask_BT, 0)
-
-
-def is_last_of_turn(mask_BT: torch.Tensor, turn_BT: torch.Tensor | None = None) -> torch.Tensor:
-    """Return bool [B, T], True at each turn's last sampled token.
-
-    Args:
-        mask_BT: bool, True where the policy sampled the token.
-        turn_BT: int, the turn of each sampled token; default: `turn_index(mask_BT)`.
-    """
-    sampled = Sampled(mask_BT)
-    return sampled.scatter(sampled.ends_turn_BK(turn_index(mask_BT) if turn_BT is None else turn_BT))
 
 
 class Sampled:
@@ -68,8 +46,3 @@ class Sampled:
         x_BT = x_BK.new_zeros(self.mask_BT.shape)
         x_BT[self.mask_BT] = x_BK[self.is_filled_BK]
         return x_BT
-
-    def ends_turn_BK(self, turn_BT: torch.Tensor) -> torch.Tensor:  # noqa: N802  shape letters
-        """Return bool [B, K], True where the next sampled token is of another turn, or there is none."""
-        turn_BK = self.gather(turn_BT)
-        return self.is_last_BK | (turn_BK != turn_BK.roll(-1, dims=1))

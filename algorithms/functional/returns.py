@@ -9,14 +9,14 @@ from rllm_gym.algorithms.functional.masking import Sampled, hide
 
 @torch.no_grad()
 def discounted_return(
-    reward_BT: torch.Tensor, mask_BT: torch.Tensor, *, gamma: float, turn_BT: torch.Tensor | None = None
+    reward_BT: torch.Tensor, mask_BT: torch.Tensor, *, gamma: float, is_turn_end_BT: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the discounted sum of rewards from each sampled token on.
 
         G_k = r_k + gamma G_(k+1),  k over the sampled tokens of a row
 
-    Source: Hu et al. 2025 (REINFORCE++), arXiv:2501.03262; with `turn_BT` the step return of Feng et al. 2025 (GiGPO),
-    arXiv:2505.10978.
+    Source: Hu et al. 2025 (REINFORCE++), arXiv:2501.03262; once per turn, as a step's return, Feng et al. 2025
+    (GiGPO), arXiv:2505.10978.
 
     Differs: from single-turn implementations, which discount over every position: the tokens of an environment's reply
     are no time steps, so a longer reply discounts nothing.
@@ -25,15 +25,15 @@ def discounted_return(
         reward_BT: float, the rewards; only those on sampled tokens count.
         mask_BT: bool, True where the policy sampled the token.
         gamma: discount per sampled token, 0 to 1.
-        turn_BT: int, the turn of each sampled token (see `turn_index`): gamma then counts once per turn, after its last
-            token, and not at all within it.
+        is_turn_end_BT: bool, True at the last sampled token of each turn: gamma then counts once per turn, there, and
+            is 1 within it.
 
     Returns:
         float [B, T], without gradient.
     """
     sampled = Sampled(mask_BT)
     reward_BK = sampled.gather(reward_BT)
-    discount_BK = torch.ones_like(reward_BK).masked_fill(_steps(sampled, turn_BT), gamma)
+    discount_BK = torch.ones_like(reward_BK).masked_fill(_steps(sampled, is_turn_end_BT), gamma)
     return sampled.scatter(_backward_sum(reward_BK, discount_BK))
 
 
@@ -46,7 +46,7 @@ def gae(
     *,
     gamma: float,
     lam: float,
-    turn_BT: torch.Tensor | None = None,
+    is_turn_end_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return generalised advantages and the value targets.
 
@@ -67,14 +67,14 @@ def gae(
         bootstrap_B: float, the value after the last sampled token: 0 where the episode terminated, the critic's where
             it was truncated.
         gamma, lam: discount and trace decay per sampled token, 0 to 1.
-        turn_BT: int, the turn of each sampled token (see `turn_index`): gamma and lam then count once per turn, after
-            its last token, and are 1 within it.
+        is_turn_end_BT: bool, True at the last sampled token of each turn: gamma and lam then count once per turn,
+            there, and are 1 within it.
 
     Returns:
         (advantage, target), float [B, T], without gradient.
     """
     sampled = Sampled(mask_BT)
-    value_BK, steps_BK = sampled.gather(value_BT), _steps(sampled, turn_BT)
+    value_BK, steps_BK = sampled.gather(value_BT), _steps(sampled, is_turn_end_BT)
     gamma_BK = torch.ones_like(value_BK).masked_fill(steps_BK, gamma)
     decay_BK = torch.ones_like(value_BK).masked_fill(steps_BK, gamma * lam)
     next_value_BK = torch.where(sampled.is_last_BK, bootstrap_B[:, None].to(value_BK.dtype), value_BK.roll(-1, dims=1))
@@ -83,9 +83,9 @@ def gae(
     return sampled.scatter(advantage_BK), sampled.scatter(advantage_BK + value_BK)
 
 
-def _steps(sampled: Sampled, turn_BT: torch.Tensor | None) -> torch.Tensor:
+def _steps(sampled: Sampled, is_turn_end_BT: torch.Tensor | None) -> torch.Tensor:
     """Return bool [B, K], True where a time step ends: after every sampled token, or after each turn's last one."""
-    return sampled.is_filled_BK if turn_BT is None else sampled.ends_turn_BK(turn_BT)
+    return sampled.is_filled_BK if is_turn_end_BT is None else sampled.gather(is_turn_end_BT)
 
 
 def _backward_sum(x_BK: torch.Tensor, discount_BK: torch.Tensor) -> torch.Tensor:

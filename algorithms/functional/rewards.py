@@ -1,25 +1,11 @@
-"""Rewards: where they stand among the tokens, and what shapes them."""
+"""Rewards: what shapes them, and which episodes they keep."""
 
 from __future__ import annotations
 
 import torch
 
 from rllm_gym.algorithms.functional.kl import kl_estimate
-from rllm_gym.algorithms.functional.masking import hide, is_last_of_turn, turn_index
-
-
-def turn_reward(reward_BU: torch.Tensor, mask_BT: torch.Tensor, turn_BT: torch.Tensor | None = None) -> torch.Tensor:
-    """Return per-token rewards: each turn's reward on its last sampled token, 0 elsewhere.
-
-    Args:
-        reward_BU: float, the rewards of turns 0, 1, ...; what lies beyond a row's last turn may hold any value.
-        mask_BT: bool, True where the policy sampled the token.
-        turn_BT: int, the turn of each sampled token; default: `turn_index(mask_BT)`.
-    """
-    turn_BT = hide(turn_index(mask_BT) if turn_BT is None else turn_BT, mask_BT)
-    if reward_BU.shape[1] == 0:
-        return reward_BU.new_zeros(mask_BT.shape)
-    return hide(reward_BU.gather(1, turn_BT), is_last_of_turn(mask_BT, turn_BT))
+from rllm_gym.algorithms.functional.masking import hide
 
 
 def kl_shaped_reward(
@@ -39,7 +25,7 @@ def kl_shaped_reward(
     section 3.5, and Hu et al. 2025 (REINFORCE++), arXiv:2501.03262.
 
     Args:
-        reward_BT: float, rewards on sampled tokens (see `turn_reward`).
+        reward_BT: float, the rewards, a turn's on its last token.
         logp_BT, ref_logp_BT: float, of the sampling policy (before the update) and of the reference.
         mask_BT: bool, True where the policy sampled the token.
         kl_coeff: weight of the penalty.
