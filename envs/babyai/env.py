@@ -88,13 +88,15 @@ class BabyAIEnv(TextEnv):
         v0: first version.
 
     Args:
+        levels: restricts draws to this level, a number from 1 to 40, or to one of these.
         render_mode: "rgb_array" lets `render` draw the whole grid, with what the agent sees lighter.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
-        ConfigError: see `TextEnv`; another render mode; or, at the first reset, minigrid is not installed.
+        ConfigError: see `TextEnv`; an unknown level; another render mode; or, at the first reset, minigrid is not
+            installed.
     """
 
     name = "babyai"
@@ -105,6 +107,7 @@ class BabyAIEnv(TextEnv):
     def __init__(
         self,
         *,
+        levels: int | Sequence[int] | None = None,
         render_mode: str | None = None,
         split: str | None = None,
         item_ids: Sequence[str | int] | str | Path | None = None,
@@ -115,6 +118,7 @@ class BabyAIEnv(TextEnv):
                 f'BabyAIEnv: render_mode must be None or "rgb_array"; got {render_mode!r}. Choose one of these.'
             )
         self.render_mode = render_mode
+        self._levels = _check_levels(levels)
         self._level: Any = None
         self._view = View([], [])
         self._offers = Offers()
@@ -123,9 +127,10 @@ class BabyAIEnv(TextEnv):
         self._is_truncated = False
         super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
 
-    def _split_indices(self, split: str) -> range:
+    def _split_indices(self, split: str) -> Sequence[int]:
         first = NUM_ITEMS - NUM_EVAL_ITEMS
-        return {"all": range(NUM_ITEMS), "train": range(first), "eval": range(first, NUM_ITEMS)}[split]
+        items = {"all": range(NUM_ITEMS), "train": range(first), "eval": range(first, NUM_ITEMS)}[split]
+        return [i for i in items if i % len(LEVELS) + 1 in self._levels]
 
     @property
     def category(self) -> str:
@@ -200,3 +205,11 @@ class BabyAIEnv(TextEnv):
     def _with_actions(self, reply: str) -> str:
         actions = ", ".join(f'"{action}"' for action in self._offers.moves)
         return f"{reply}\nAvailable actions: [{actions}]"
+
+
+def _check_levels(levels: int | Sequence[int] | None) -> frozenset[int]:
+    known = range(1, len(LEVELS) + 1)
+    chosen = known if levels is None else [levels] if isinstance(levels, int) else levels
+    if isinstance(chosen, str) or not chosen or any(isinstance(n, bool) or n not in known for n in chosen):
+        raise ConfigError(f"BabyAIEnv: levels must be numbers from 1 to {len(LEVELS)}; got {levels!r}. Correct them.")
+    return frozenset(chosen)

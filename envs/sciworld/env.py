@@ -9,7 +9,7 @@ from typing import Any
 from rllm_gym.envs.base import TextEnv, parse_action
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
 from rllm_gym.envs.sciworld.jvm import World
-from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, load_items, split_indices
+from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, TASKS, load_items, split_indices
 from rllm_gym.errors import ConfigError, WorldError, nearest
 
 TASK_SETS = ("all", "agentgym")
@@ -77,12 +77,13 @@ class SciWorldEnv(TextEnv):
 
     Args:
         task_set: "all", or "agentgym" to draw from AgentGym's games only.
+        tasks: restricts draws to this science task, named as in `info["category"]`, or to one of these.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
-        ConfigError: see `TextEnv`; an unknown task set; or a package or Java is missing.
+        ConfigError: see `TextEnv`; an unknown task set or task; or a package or Java is missing.
         WorldError: from `reset` and `step`, when the Java process dies; the next reset starts a new one.
     """
 
@@ -93,6 +94,7 @@ class SciWorldEnv(TextEnv):
         self,
         *,
         task_set: str = "all",
+        tasks: str | Sequence[str] | None = None,
         split: str | None = None,
         item_ids: Sequence[str | int] | str | Path | None = None,
         system_prompt: str | None = None,
@@ -103,6 +105,7 @@ class SciWorldEnv(TextEnv):
                 f"Did you mean {nearest(task_set, TASK_SETS)!r}?"
             )
         self.task_set = task_set
+        self._tasks = _check_tasks(tasks)
         self.num_items = len(load_items())
         self._world: World | None = None
         self._observation = ""
@@ -113,7 +116,8 @@ class SciWorldEnv(TextEnv):
 
     def _split_indices(self, split: str) -> Sequence[int]:
         end = NUM_AGENTGYM_ITEMS if self.task_set == "agentgym" else self.num_items
-        return [index for index in split_indices(split) if index < end]
+        items = load_items()
+        return [index for index in split_indices(split) if index < end and items[index][0].name in self._tasks]
 
     @property
     def category(self) -> str:
@@ -181,3 +185,15 @@ class SciWorldEnv(TextEnv):
 def _without_reset(command: str) -> str:
     """Return a command, but one that is not understood in place of "reset task", which takes all progress back."""
     return "reset" if "reset" in command.lower() else command  # "reset the task", too
+
+
+def _check_tasks(tasks: str | Sequence[str] | None) -> frozenset[str]:
+    known = [task.name for task in TASKS]
+    chosen = known if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(
+                f"SciWorldEnv: tasks must be names of science tasks; got {name!r}. "
+                f"Did you mean {nearest(name, known)!r}?"
+            )
+    return frozenset(chosen)

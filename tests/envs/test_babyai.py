@@ -348,3 +348,15 @@ def test_the_expert_knows_only_what_has_been_seen(filling):
             if desc := getattr(env._level.instrs, target, None):
                 desc.obj_poss = [(x, y) for x, y in desc.obj_poss if env._has_seen[y * env._level.width + x]]
         assert env.expert_action() == before
+
+
+def test_draws_can_be_restricted_to_levels():
+    env = BabyAIEnv(levels=[4, 40])
+    assert {int(item.removeprefix("babyai_")) % 40 for item in env.item_ids} == {3, 39}
+    assert BabyAIEnv(levels=26, split="eval").item_ids == ["babyai_9945", "babyai_9985"]
+
+
+@pytest.mark.parametrize("levels", [0, 41, [], [1, True], "1", [2.5]])
+def test_other_levels_are_refused(levels):
+    with pytest.raises(ConfigError, match=r"^BabyAIEnv: levels must be numbers from 1 to 40; got "):
+        BabyAIEnv(levels=levels)

@@ -334,10 +334,11 @@ def test_a_forked_child_plays_on_in_a_process_of_its_own(env):
 
 
 def test_too_many_environments_are_refused_with_advice(env, monkeypatch):
-    monkeypatch.setattr(jvm, "MAX_WORLDS", 1)
     begin(env, FIND)
+    full = jvm._jvm.num_worlds
+    monkeypatch.setattr(jvm, "MAX_WORLDS", full)
     begin(env, FIND)  # a reset takes no second place
-    with pytest.raises(ConfigError, match="at most 1 environments"):
+    with pytest.raises(ConfigError, match=f"at most {full} environments"):
         begin(SciWorldEnv(), FIND)
 
 
@@ -453,3 +454,13 @@ def test_resets_free_the_worlds_before(env):
     for _ in range(10):
         begin(env, FIND)
     assert used_mb() - before < 20  # a world takes about 10
+
+
+def test_draws_can_be_restricted_to_tasks():
+    drawn = [int(item.removeprefix("sciworld_")) for item in SciWorldEnv(tasks=["boil", "grow-fruit"]).item_ids]
+    assert [load_items()[item][0].name for item in drawn] == ["boil"] * 14 + ["grow-fruit"] * 62
+    assert len(SciWorldEnv(tasks="grow-fruit", split="eval").item_ids) == 31 + 33
+    with pytest.raises(ConfigError, match=r"got 'find-anymal'\. Did you mean 'find-animal'"):
+        SciWorldEnv(tasks="find-anymal")
+    with pytest.raises(ConfigError, match="some item must be left to draw from"):
+        SciWorldEnv(tasks="grow-fruit", task_set="agentgym")

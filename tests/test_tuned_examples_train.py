@@ -1,0 +1,46 @@
+"""Each world's example for the tiny model builds as it stands and takes two train steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rllm_gym.cli.check import check_experiment
+from rllm_gym.cli.experiment import read_experiment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+FOLDER = Path(__file__).parents[1] / "tuned_examples"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_session():
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("world", ["babyai", "sciworld", "searchqa", "textcraft"])
+def test_the_tiny_example_takes_two_train_steps(world):
+    [config] = check_experiment(read_experiment(FOLDER / world / "grpo_tiny.yaml"), allow_lookup=False).configs
+    # Fewer episodes, and no judging before the first step; the rest is the example's.
+    config.update_from_dict(
+        {"groups_per_step": 4, "group_size": 4, "evaluation_interval": None, "save_trajectories": False}
+    )
+    horizon = config.scaling_inter["horizons"][0]
+    algo = config.build_algo()
+    try:
+        for _ in range(2):
+            result = algo.train()
+            sampled = result["env_runners"]
+            assert (sampled["num_episodes"], sampled["num_failed_episodes"]) == (16, 0)
+            assert result["max_episode_steps"] == horizon and 1 <= sampled["num_turns_mean"] <= horizon
+            assert 0.0 <= sampled["episode_return_min"] <= sampled["episode_return_max"] <= 1.0
+        assert result["training_iteration"] == 2
+    finally:
+        algo.stop()
