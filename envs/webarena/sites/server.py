@@ -1,4 +1,4 @@
-"""The server: one thread on 127.0.0.1 serves the sites of every episode of this process, each under a key of its own."""
+"""The server: one thread on 127.0.0.1 serves the sites of every episode of this process, each under its own key."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from werkzeug.exceptions import NotFound
+from werkzeug.http import parse_cookie
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from rllm_gym.envs.webarena.sites.app import DATABASE, create_app, login_cookie
@@ -19,6 +20,15 @@ from rllm_gym.errors import WorldError
 
 HOST = "127.0.0.1"
 NAMES = ("shopping", "reddit", "gitlab", "shopping_admin")
+# For a browser that has the server for a proxy. The names are reserved (RFC 6761): nothing on the internet answers there.
+SHOWN_HOSTS = {
+    "shopping": "shop.test",
+    "reddit": "forum.test",
+    "gitlab": "code.test",
+    "shopping_admin": "admin.shop.test",
+}
+_NAMES_BY_HOST = {host: name for name, host in SHOWN_HOSTS.items()}
+_KEY_COOKIE = "episode"
 
 
 class Sites:
@@ -67,6 +77,27 @@ class Sites:
         self._finalizer = weakref.finalize(self, _release, self._server, self._key)
         return self.urls
 
+    @property
+    def address(self) -> str:
+        """The server as "host:port"; a browser that has it for a proxy finds the sites under `SHOWN_HOSTS`."""
+        return "" if self._server is None else self._server.url.removeprefix("http://")
+
+    def proxied_state(self, names: Iterable[str], logins: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the cookies, as Playwright's storage state, with which a browser behind the proxy sees this copy.
+
+        Args:
+            names: the sites that it may see.
+            logins: those of them that it is logged in to.
+        """
+        if self._server is None:
+            return {"cookies": [], "origins": []}
+        apps = self._server.router.apps
+        pairs = [(name, {"name": _KEY_COOKIE, "value": self._key}) for name in names]
+        pairs += [(name, login_cookie(apps[name])) for name in logins if name in apps]
+        common = {"path": "/", "expires": -1, "httpOnly": True, "secure": False, "sameSite": "Lax"}
+        cookies = [{**cookie, "domain": SHOWN_HOSTS[name], **common} for name, cookie in pairs]
+        return {"cookies": cookies, "origins": []}
+
     def storage_state(self, names: Iterable[str] = NAMES) -> dict[str, Any]:
         """Return the cookies of these sites' own users, logged in, in the form of Playwright's storage state."""
         if self._server is None:
@@ -103,13 +134,23 @@ class Sites:
 
 
 class _Router:
-    """Answers /<key>/<site>/<path> with the site's application and the key's database."""
+    """Answers with a site's application and an episode's database.
+
+    The address names both (/<key>/<site>/<path>), or, for a browser that has the server for a proxy, the host names the
+    site and a cookie the episode.
+    """
 
     def __init__(self) -> None:
         self.databases: dict[str, Database] = {}
         self.apps = {name: create_app(name) for name in NAMES}
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        host = environ.get("HTTP_HOST", "").removesuffix(":80")
+        if host in _NAMES_BY_HOST:
+            key = parse_cookie(environ).get(_KEY_COOKIE, "")
+            if key not in self.databases:
+                return NotFound()(environ, start_response)
+            return self.apps[_NAMES_BY_HOST[host]]({**environ, DATABASE: self.databases[key]}, start_response)
         _, key, name, path = (environ["PATH_INFO"].split("/", 3) + [""] * 3)[:4]
         database = self.databases.get(key)
         app: WSGIApplication | None = self.apps.get(name)
