@@ -262,10 +262,9 @@ def test_dpo_with_a_pair_swapped_is_dpo_with_its_label_swapped(seed, smoothing):
     ref = references[0]
     for kind in ("sigmoid", "ipo"):
         options = {"beta": 0.3, "kind": kind}
-        one = dpo_loss(chosen[0], rejected[0], ref_chosen[0], ref_rejected[0], **options, label_smoothing=smoothing)
-        other = dpo_loss(
-            rejected[0], chosen[0], ref_rejected[0], ref_chosen[0], **options, label_smoothing=1 - smoothing
-        )
+        pair, swapped = (chosen[0], rejected[0], ref, -ref), (rejected[0], chosen[0], -ref, ref)
+        one = dpo_loss(*pair, **options, label_smoothing=smoothing)
+        other = dpo_loss(*swapped, **options, label_smoothing=1 - smoothing)
         assert one.item() == pytest.approx(other.item())
     same = dpo_loss(ref, -ref, ref, -ref, beta=0.3)
     assert same.item() == pytest.approx(math.log(2))
