@@ -3,8 +3,8 @@
 What the environment needs:
 
 - `load_tasks()`: the configs, in order; a config's `split` is "train" or "eval", and the two share no template.
-- `Sites`: one environment's copy of the four sites (`reset`, `urls`, `storage_state`, `check`, `close`).
-- `SHOWN_URLS`: the addresses that an agent should read and write in place of `Sites.urls`, which hold a port and a key.
+- `Sites`: one environment's copy of the four sites (`reset`, `server`, `storage_state`, `check`, `close`); the browser
+  takes `server` as its proxy, so that addresses are `SITE_URLS` in every episode.
 - `Expert`: says what to do next, from the observations and actions so far.
 """
 
@@ -13,17 +13,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rllm_gym.envs.webarena.sites.server import NAMES, Sites
+from rllm_gym.envs.webarena.sites.server import SITE_URLS, Sites
 
-__all__ = ["NAMES", "SHOWN_URLS", "Expert", "Sites", "expert_steps", "load_tasks"]
-
-# Reserved names (RFC 6761): nothing on the internet can answer there.
-SHOWN_URLS = {
-    "shopping": "http://shop.test",
-    "reddit": "http://forum.test",
-    "gitlab": "http://code.test",
-    "shopping_admin": "http://admin.shop.test",
-}
+__all__ = ["SITE_URLS", "Expert", "Sites", "expert_steps", "load_tasks"]
 
 
 @functools.cache
@@ -50,8 +42,8 @@ class Expert:
         expert.action()                          # "Thought: ...\\nAction: click [12]"; changes nothing, never raises
         expert.observe(observation, action)      # after each step, with the action that was taken
 
-    Observations are texts with lines like "[12] link 'Cart'" and a line with the page's address, in `SHOWN_URLS`.
-    Plain data: it pickles with the environment.
+    Observations are `WebEnv`'s: lines like "[12] link 'Cart'", then "URL: ...". Plain data: it pickles with the
+    environment.
     """
 
     def __init__(self, task: dict[str, Any]) -> None:

@@ -87,7 +87,9 @@ def search() -> ResponseReturnValue:
 def product(slug: str) -> ResponseReturnValue:
     row = _product(slug)
     reviews = paginate(
-        "SELECT * FROM reviews WHERE product_id = ? AND status = 'approved' ORDER BY created DESC, id", row["id"], size=5
+        "SELECT * FROM reviews WHERE product_id = ? AND status = 'approved' ORDER BY created DESC, id",
+        row["id"],
+        size=5,
     )
     return render_template("shopping/product.html", product=row, page=reviews)
 
@@ -164,7 +166,9 @@ def add_to_cart(slug: str) -> ResponseReturnValue:
     row = _product(slug)
     try:
         count = number("quantity", "Quantity", 1, MAX_QUANTITY)
-        in_cart = g.db.value("SELECT quantity FROM cart_items WHERE customer_id = ? AND product_id = ?", _me(), row["id"])
+        in_cart = g.db.value(
+            "SELECT quantity FROM cart_items WHERE customer_id = ? AND product_id = ?", _me(), row["id"]
+        )
         _set_count(row, count + (in_cart or 0))
     except FormError as e:
         flash(str(e), "error")
@@ -275,7 +279,14 @@ def _place_order(items: list[Row]) -> str:
         postcode=postcode,
     )
     for item in items:
-        g.db.run("INSERT INTO order_items VALUES (?, ?, ?, ?, ?)", order_id, item["id"], item["name"], item["price"], item["count"])
+        g.db.run(
+            "INSERT INTO order_items VALUES (?, ?, ?, ?, ?)",
+            order_id,
+            item["id"],
+            item["name"],
+            item["price"],
+            item["count"],
+        )
         g.db.run("UPDATE products SET quantity = quantity - ? WHERE id = ?", item["count"], item["id"])
     g.db.run("DELETE FROM cart_items WHERE customer_id = ?", _me())
     flash("Thank you for your order.")

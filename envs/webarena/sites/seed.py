@@ -1,0 +1,48 @@
+"""Fills a new database with the data that every episode begins with; all of it made up, and the same for one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rllm_gym.envs.webarena.sites.database import START, Database
+
+PASSWORD = "lighthouse7"  # of every account: nothing here is a secret
+
+
+def fill(database: Database, seed: int) -> None:
+    """Write the data of all sites."""
+    from rllm_gym.envs.webarena.sites import seed_code, seed_forum, seed_shop
+
+    for part in (seed_shop, seed_forum, seed_code):
+        # A generator of its own for each, so that a change of one leaves the others as they are.
+        part.fill(database, random.Random(f"{part.__name__.rpartition('.')[2]} {seed}"))
+
+
+def times(rng: random.Random, count: int, days: int) -> list[str]:
+    """Return different times of the last `days` days before the start, the earliest first."""
+    minutes = sorted(rng.sample(range(60, days * 24 * 60), count), reverse=True)
+    return [(START - timedelta(minutes=m)).strftime("%Y-%m-%d %H:%M") for m in minutes]
+
+
+def names(rng: random.Random, count: int) -> list[str]:
+    """Return different names of people."""
+    return rng.sample([f"{first} {last}" for first in FIRST for last in LAST], count)
+
+
+def skewed(rng: random.Random, low: int, high: int) -> int:
+    """Return a number that is more often small than large, as votes and stars are."""
+    return low + int((high - low) * rng.random() ** 3)
+
+
+def cycled(rng: random.Random, items: Sequence[str], count: int) -> list[str]:
+    """Return `count` of the items in a random order, each as often as the others as far as that goes."""
+    result: list[str] = []
+    while len(result) < count:
+        result += rng.sample(items, len(items))
+    return result[:count]
+
+
+FIRST = ["Amira", "Bela", "Carlos", "Dana", "Elif", "Farid", "Greta", "Hana", "Ivan", "Jonas", "Kaori", "Lena", "Mateo", "Nadia", "Omar", "Petra", "Quinn", "Rosa", "Samir", "Tara", "Umi", "Viktor", "Wanda", "Xenia", "Yusuf", "Zoe"]
+LAST = ["Abara", "Bauer", "Castillo", "Duarte", "Eklund", "Ferrari", "Grant", "Hoang", "Ito", "Jansen", "Khan", "Lindgren", "Moreau", "Novak", "Okafor", "Petrov", "Quist", "Rossi", "Silva", "Tanaka", "Ueda", "Varga", "Weber", "Xu", "Yilmaz", "Zeller"]
