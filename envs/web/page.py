@@ -6,6 +6,7 @@ import io
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class WebPage:
         sites: the origins that the window reaches, like "http://shop.test"; everything else is refused.
         server: "host:port" of a local server that answers for all sites, whatever their names; see
             `Browser.open_context`. None: the sites answer under their own names.
+        folder: answers for the sites with its files, whatever their names.
         storage_state: cookies and local storage to begin with: Playwright's dict, or the path of a JSON file with it.
         viewport: width and height in pixels.
         holds_clock: the page's clock stands still but for a second at each action, which takes no real time: pages
@@ -57,6 +59,7 @@ class WebPage:
         sites: Sequence[str],
         *,
         server: str | None = None,
+        folder: Path | None = None,
         storage_state: Any = None,
         viewport: tuple[int, int] = (1280, 720),
         holds_clock: bool = False,
@@ -69,7 +72,9 @@ class WebPage:
         self._end = weakref.finalize(self, _end, self._browser, self._window)
         try:
             self._browser.run(
-                self._window.open(self._browser, server=server, storage_state=storage_state, viewport=viewport)
+                self._window.open(
+                    self._browser, folder=folder, server=server, storage_state=storage_state, viewport=viewport
+                )
             )
         except BaseException:
             self._end()

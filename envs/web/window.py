@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rllm_gym.envs.web.browser import Browser, PlaywrightError
 from rllm_gym.envs.web.tab import COUNT_REQUESTS, PageError, Tab
@@ -45,9 +47,11 @@ class Window:
     def current(self) -> int:
         return self._current
 
-    async def open(self, browser: Browser, **options: Any) -> None:
-        self.context = await browser.open_context(sorted(self.sites), **options)
+    async def open(self, browser: Browser, *, folder: Path | None, **options: Any) -> None:
+        self.context = await browser.open_context([] if folder else sorted(self.sites), **options)
         self.context.on("page", self._on_page)
+        if folder is not None:
+            await self.context.route("**", functools.partial(_serve, folder, self.sites))
         if self._holds_clock:
             await self.context.clock.install(time=HELD_TIME)
             await self.context.clock.pause_at(HELD_TIME)
@@ -223,6 +227,16 @@ class Window:
 
     def _refusal(self, url: str) -> str:
         return f"{url[:200]} is not on one of the task's sites: {', '.join(sorted(self.sites))}."
+
+
+async def _serve(folder: Path, sites: frozenset[str], route: Any) -> None:
+    """Answer a request with a file, which the browser then asks no proxy for."""
+    path = Path(folder, unquote(urlsplit(route.request.url).path).lstrip("/")).resolve()
+    with contextlib.suppress(PlaywrightError):  # nobody waits for the answer any more
+        if origin(route.request.url) in sites and path.is_file() and path.is_relative_to(folder.resolve()):
+            await route.fulfill(path=path)
+        else:
+            await route.fulfill(status=404, content_type="text/html", body="<title>Not Found</title><h1>Not Found</h1>")
 
 
 def origin(url: str) -> str:

@@ -1,0 +1,1 @@
+"""MiniWoB: small tasks on web pages: buttons, forms, lists, mail, calendars."""
