@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from rllm_gym.envs.web.window import Window
 
 __all__ = ["PageError", "WebPage"]
 
+T = TypeVar("T")
 MAX_URL_CHARS = 300
 MAX_TITLE_CHARS = 60
 MAX_ERROR_CHARS = 700
@@ -214,6 +215,18 @@ class WebPage:
             PageError: the page cannot be opened, or the script raises.
         """
         return self._browser.run(self._window.look_up(url, expression))
+
+    def watch(self, event: str, handler: Callable[[Any], None]) -> None:
+        """Call a function at each event of Playwright's context, like "request", in the browser's thread."""
+        self._window.context.on(event, handler)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine that is run in the browser's thread.
+
+        Raises:
+            WorldError: the browser has died.
+        """
+        return self._browser.run(coroutine)
 
     def close(self) -> None:
         """Close the window; safe to call twice."""
