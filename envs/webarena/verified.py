@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from rllm_gym.envs.webarena.tasks import need
@@ -26,12 +25,12 @@ if a page was to be shown;
 Example: stop [{"task_type": "RETRIEVE", "status": "SUCCESS", "retrieved_data": ["Ada"], "error_details": null}]"""
 
 
-def is_solved(task_id: int, answer: str, requests: Sequence[Mapping[str, Any]], urls: Mapping[str, str]) -> bool:
+def is_verified(task_id: int, answer: str, requests: Sequence[Mapping[str, Any]], urls: Mapping[str, str]) -> bool:
     """Say whether a task of WebArena-Verified is solved.
 
     Args:
         answer: what stood in `stop [...]`.
-        requests: what the browser asked for, in the form of HAR entries; see `har_entry`.
+        requests: what the browser asked for, as entries of a HAR file; see `RequestLog`.
         urls: addresses by site.
 
     Raises:
@@ -45,47 +44,6 @@ def is_solved(task_id: int, answer: str, requests: Sequence[Mapping[str, Any]], 
         raise WorldError(f"WebArenaEnv: task {task_id} must be judged; got {result.error_msg!r}. Report it.")
     # An evaluator that stumbles over an answer has the status of an error, too; that is the answer's fault.
     return bool(result.score == 1.0)
-
-
-def har_entry(
-    request: Mapping[str, Any], response: Mapping[str, Any] | None, body: str | None = None
-) -> dict[str, Any]:
-    """Return an entry of a HAR file.
-
-    Args:
-        request: "url", "method", "headers" (a list of {"name", "value"}) and "post_data" (str or None).
-        response: "status" and "headers", or None where none came.
-        body: the text of the response, where it is wanted.
-    """
-    sent = {str(header["name"]).lower(): header["value"] for header in request["headers"]}
-    entry: dict[str, Any] = {
-        "request": {key: request[key] for key in ("url", "method", "headers")},
-        "response": {"status": -1, "headers": [], "cookies": [], "redirectURL": "", "content": {}},
-    }
-    if request.get("post_data") is not None:
-        entry["request"]["postData"] = {"mimeType": sent.get("content-type", ""), "text": request["post_data"]}
-    if response is not None:
-        got = {str(header["name"]).lower(): header["value"] for header in response["headers"]}
-        entry["response"] = {
-            "status": response["status"],
-            "headers": list(response["headers"]),
-            "cookies": _cookies(response["headers"]),
-            "redirectURL": got.get("location", ""),
-            "content": {} if body is None else {"mimeType": got.get("content-type", ""), "text": body},
-        }
-    return entry
-
-
-def _cookies(headers: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    cookies = []
-    for header in headers:
-        if header["name"].lower() == "set-cookie":
-            try:
-                parsed = SimpleCookie(header["value"])
-            except CookieError:
-                continue
-            cookies += [{"name": name, "value": morsel.value} for name, morsel in parsed.items()]
-    return cookies
 
 
 @functools.lru_cache(maxsize=8)
