@@ -77,7 +77,7 @@ def _session(site: str, url: str, pid: int) -> _Session:
     return _Session(site, url)
 
 
-def log_in(site: str, url: str) -> dict[str, Any]:
+def log_in(site: str, url: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Log in at a site through its form and return the browser's storage state.
 
     Raises:
@@ -87,20 +87,20 @@ def log_in(site: str, url: str) -> dict[str, Any]:
 
     browser = Browser.shared()
     try:
-        state: dict[str, Any] = browser.run(_log_in(browser, site, url))
+        state: dict[str, Any] = browser.run(_log_in(browser, site, url, timeout_s))
         return state
     finally:
         browser.release()
 
 
-async def _log_in(browser: Any, site: str, url: str) -> dict[str, Any]:
+async def _log_in(browser: Any, site: str, url: str, timeout_s: float) -> dict[str, Any]:
     from rllm_gym.envs.web.browser import PlaywrightError
 
     account = ACCOUNTS[site]
     context = await browser.open_context([url])
     try:
         page = await context.new_page()
-        page.set_default_timeout(TIMEOUT_S * 1000)
+        page.set_default_timeout(timeout_s * 1000)
         await page.goto(url + account.path)
         form = page.locator(_FORM).first
         await form.locator(_NAME).first.fill(account.name)
@@ -114,9 +114,9 @@ async def _log_in(browser: Any, site: str, url: str) -> dict[str, Any]:
         state: dict[str, Any] = await context.storage_state()
         return state
     except PlaywrightError as e:
-        reason = str(e).partition("\n")[0]
+        reason = str(e).partition("\n")[0].rstrip(".")
         raise WorldError(
-            f"WebArenaEnv: {site} at {url} must let {account.name} in; got {reason}. Run 'rllm-gym web-check'."
+            f"WebArenaEnv: {site} at {url} must let {account.name} in; got {reason}. Check the site."
         ) from e
     finally:
         await context.close()

@@ -9,6 +9,7 @@ import typer
 
 from rllm_gym.cli.common import errors_in_one_line
 from rllm_gym.cli.index import index
+from rllm_gym.cli.web_check import web_check
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +20,7 @@ app = typer.Typer(
 
 
 app.command()(index)
+app.command()(web_check)
 
 
 @app.callback()
