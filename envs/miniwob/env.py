@@ -74,4 +74,6 @@ class MiniWoBEnv(WebEnv):
 
     def _judge(self, answer: str | None) -> Verdict:
         is_done, reward = self.page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
-        return Verdict(max(float(reward), 0.0) if is_done else 0.0, is_done or answer is not None, is_done and reward >= 1)
+        return Verdict(
+            max(float(reward), 0.0) if is_done else 0.0, is_done or answer is not None, is_done and reward >= 1
+        )

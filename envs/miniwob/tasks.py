@@ -29,7 +29,7 @@ TASKS = tuple(
     social-media-all social-media-some stock-market terminal text-editor text-transform tic-tac-toe unicode-test
     use-autocomplete use-autocomplete-nodelay use-colorwheel use-colorwheel-2 use-slider use-slider-2 use-spinner
     visual-addition
-    """.split()
+    """.split()  # noqa: SIM905
 )
 
 
@@ -43,4 +43,6 @@ def html_folder() -> Path:
     if spec is None or spec.origin is None:
         raise ConfigError(f"MiniWoB-v0 needs the miniwob package: {PIP_INSTALL}.")
     return Path(spec.origin).parent / "html"
-EVAL_TASKS=()
+
+
+EVAL_TASKS = ()

@@ -173,7 +173,7 @@ class WebPage:
         budget = max_tokens - count_tokens(footer)
         text, num_shown = render(nodes, max_tokens=budget, count_tokens=count_tokens)
         if num_shown < len(nodes) and self._window.tab.is_scrolled:
-            above = self._browser.run(self._window.tab.above_the_view())
+            above = self._window.tab.layout.above
             below = [node for node in nodes if node.depth == 0 or node.backend_id not in above]
             num_above = len(nodes) - len(below)
             nodes = below

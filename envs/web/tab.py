@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from rllm_gym.envs.web.browser import PlaywrightError
+from rllm_gym.envs.web.layout import Layout, read_layout
 from rllm_gym.envs.web.tree import Node, read_tree
 
 REQUEST_GRACE_S = 1.0  # after which a navigation that was asked for and has not begun (a download) is given up
@@ -85,6 +86,7 @@ class Tab:
         self.page = page
         self.title = ""
         self.nodes: list[Node] = []
+        self.layout = Layout()
         self.num_windows_opened = 0  # by this tab, of which the context tells later
         self.requested_url = ""
         self.is_scrolled = False
@@ -92,7 +94,7 @@ class Tab:
         self._session = session
         self._timeout_s = timeout_s
         self._has_clock = has_clock
-        self._numbers: dict[int, int] = {}  # Chromium's number of a DOM node -> the agent's, in this document
+        self._numbers: dict[int | str, int] = {}  # Chromium's number of a DOM node -> the agent's, in this document
         self._main_frame = ""
         self._loading: set[str] = set()
         self._requested_at: float | None = None
@@ -201,10 +203,12 @@ class Tab:
         if self.page.url.startswith(ERROR_PAGE):
             self.title, self.nodes = "", [Node(1, "RootWebArea", "The page could not be opened")]
             return self.nodes
+        snapshot = await self._send("DOMSnapshot.captureSnapshot", computedStyles=[])
         raw = (await self._send("Accessibility.getFullAXTree"))["nodes"]
         for frame_id in _child_frames((await self._send("Page.getFrameTree"))["frameTree"]):
             raw += await self._read_frame(frame_id, raw)
-        self.nodes = read_tree(raw, self._number)
+        self.layout = read_layout(snapshot)
+        self.nodes = read_tree(raw, self._number, self.layout)
         self.title = self.nodes[0].name if self.nodes else ""
         return self.nodes
 
@@ -228,20 +232,8 @@ class Tab:
         except PlaywrightError as e:
             raise PageError(str(e).partition("\n")[0]) from e
 
-    async def above_the_view(self) -> set[int]:
-        """Return Chromium's numbers of the DOM nodes that have been scrolled out of view at the top."""
-        snapshot = await self._send("DOMSnapshot.captureSnapshot", computedStyles=[])
-        document = snapshot["documents"][0]
-        numbers, layout = document["nodes"]["backendNodeId"], document["layout"]
-        top = document.get("scrollOffsetY", 0)
-        return {
-            numbers[index]
-            for index, (_, y, _, height) in zip(layout["nodeIndex"], layout["bounds"], strict=True)
-            if y + height <= top
-        }
-
-    def _number(self, backend_id: int) -> int:
-        return self._numbers.setdefault(backend_id, len(self._numbers) + 1)
+    def _number(self, key: int | str) -> int:
+        return self._numbers.setdefault(key, len(self._numbers) + 1)
 
     # Waiting.
 

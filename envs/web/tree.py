@@ -7,9 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rllm_gym.envs.web.layout import Layout
+
 IGNORED_ROLES = ("InlineTextBox", "LineBreak", "none")
-# Nothing but what they hold: left out, their children move up.
-STRUCTURE_ROLES = ("generic", "MenuListPopup", "Section", "Pre", "DescriptionListTerm", "LabelText")
+# Nothing but what they hold: without a name they are left out, and their children move up.
+STRUCTURE_ROLES = (
+    "generic", "MenuListPopup", "Section", "Pre", "DescriptionListTerm", "LabelText", "img", "image", "paragraph",
+    "list", "listitem", "figure",
+)  # fmt: skip
+CLICKABLE_ROLES = (
+    "link", "button", "textbox", "searchbox", "combobox", "spinbutton", "slider", "checkbox", "radio", "switch", "tab",
+    "option", "menuitem", "treeitem", "DisclosureTriangle",
+)  # fmt: skip
+HINTED_ROLES = ("generic", "link", "button", "graphics-symbol")
+MAX_GROUP_LINES = 8
 SHOWN_STATES = ("focused", "checked", "selected", "expanded", "pressed", "disabled", "required", "readonly")
 # False says something here: there is something to check or to expand.
 SHOWN_WHEN_FALSE = ("checked", "expanded", "pressed")
@@ -30,7 +41,7 @@ class Node:
         depth: 0 for the root of the page.
         value: what a field holds.
         states: such as {"focused": True, "checked": False}.
-        backend_id: Chromium's number of the DOM node.
+        backend_id: Chromium's number of the DOM node, or of its parent's where it has none.
     """
 
     id: int
@@ -49,37 +60,94 @@ class Node:
         return f"[{self.id}] {self.role} {_cut(self.name)!r}{value}{states}"
 
 
-def read_tree(raw: Sequence[dict[str, Any]], number: Callable[[int], int]) -> list[Node]:
+def read_tree(
+    raw: Sequence[dict[str, Any]], number: Callable[[int | str], int], layout: Layout | None = None
+) -> list[Node]:
     """Return the nodes of a page, in reading order.
 
-    Left out is what says nothing of its own: layout, text that only repeats its parent's name, unnamed pictures.
+    Left out is what says nothing of its own: layout, text that only repeats its parent's name, unnamed pictures. What
+    takes clicks without saying so (an icon, a line of a list) is shown, with "clickable: True".
 
     Args:
         raw: the nodes of the answer to Accessibility.getFullAXTree.
-        number: Chromium's number of a DOM node -> the number that the agent sees; called in reading order.
+        number: Chromium's number of a DOM node -> the number that the agent sees; called in reading order. Text that
+            style sheets make has no DOM node, and is called by a string.
+        layout: what else is known of the elements.
     """
+    layout = layout or Layout()
     by_id = {node["nodeId"]: node for node in raw}
-    nodes: list[Node] = []
-
-    # A stack, since pages nest deeper than Python's calls may: (node, depth, texts that an ancestor's name says).
-    stack = [(node, 0, "") for node in reversed(raw) if node.get("parentId") not in by_id]
+    lines: list[_Line] = []
+    # A stack, since pages nest deeper than Python's calls may: (node, line of the parent, what that says).
+    stack: list[tuple[dict[str, Any], int, str]] = [
+        (node, -1, "") for node in reversed(raw) if node.get("parentId") not in by_id
+    ]
     while stack:
-        node, depth, said = stack.pop()
+        node, parent, said = stack.pop()
         role, name = _text(node.get("role")), " ".join(_text(node.get("name")).split())
         if role in IGNORED_ROLES and not node["ignored"]:
             continue
-        value = _value(node, role)
-        states = _states(node)
-        if not node["ignored"] and _is_worth_a_line(role, name, value, states, said):
-            backend_id = node.get("backendDOMNodeId", 0)
-            nodes.append(Node(number(backend_id), role, name, depth, value, states, backend_id))
-            depth += 1
-            said = f"{name} {value}" if role != "RootWebArea" else ""
-        children = [by_id[child] for child in node.get("childIds", ()) if child in by_id]
-        if role in FIELD_ROLES and role != "combobox":
-            children = []  # the text in it, which `value` says
-        stack += [(child, depth, said) for child in reversed(children)]
+        line = _Line(node, parent, role, name, _text(node.get("value")) if role in FIELD_ROLES else "", _states(node))
+        is_shown = not node["ignored"] and _is_worth_a_line(line, said)
+        if is_shown or (line.backend_id in layout.clickable and not _is_hidden(node)):
+            if not is_shown:
+                line.role, line.name, line.is_group = "generic", "", True
+            lines.append(line)
+            parent = len(lines) - 1
+        if is_shown:
+            said = f"{name} {line.value}" if role != "RootWebArea" else ""
+        if role not in FIELD_ROLES or role == "combobox":  # else the text in it, which its value says
+            stack += [(by_id[id], parent, said) for id in reversed(node.get("childIds", ())) if id in by_id]
+    _merge_groups(lines)
+    nodes: list[Node] = []
+    for line in lines:
+        line.depth = lines[line.parent].depth + (not lines[line.parent].is_dropped) if line.parent >= 0 else 0
+        if not line.is_dropped:
+            if not line.name and line.role in HINTED_ROLES and line.backend_id in layout.hints:
+                line.states["hint"] = repr(layout.hints[line.backend_id])
+            key = line.backend_id or str(line.raw["nodeId"])
+            target = line.backend_id or (lines[line.parent].backend_id if line.parent >= 0 else 0)
+            nodes.append(Node(number(key), line.role, line.name, line.depth, line.value, line.states, target))
     return nodes
+
+
+@dataclass
+class _Line:
+    """A line that the tree may get. A group is an element that is there only because it takes clicks."""
+
+    raw: dict[str, Any]
+    parent: int  # its index among the lines, or -1
+    role: str
+    name: str
+    value: str
+    states: dict[str, Any]
+    is_group: bool = False
+    is_dropped: bool = False
+    depth: int = 0
+
+    @property
+    def backend_id(self) -> int:
+        return int(self.raw.get("backendDOMNodeId", 0))
+
+
+def _merge_groups(lines: list[_Line]) -> None:
+    """Let the only line in a group take its clicks; drop groups of so many lines that they say nothing."""
+    inside: list[list[int]] = [[] for _ in lines]  # the lines in each, as far as needed
+    for index in reversed(range(len(lines))):
+        line = lines[index]
+        if line.is_group:
+            line.is_dropped = len(inside[index]) == 1 or len(inside[index]) > MAX_GROUP_LINES
+            if len(inside[index]) == 1:
+                only = lines[inside[index][0]]
+                if only.role not in CLICKABLE_ROLES:
+                    only.states["clickable"] = True
+            elif not line.is_dropped:
+                line.states["clickable"] = True
+        if line.parent >= 0 and len(inside[line.parent]) <= MAX_GROUP_LINES:
+            inside[line.parent] += inside[index] if line.is_dropped else [index, *inside[index]]
+
+
+def _is_hidden(node: dict[str, Any]) -> bool:
+    return any(reason["name"].startswith("ariaHidden") for reason in node.get("ignoredReasons", ()))
 
 
 def render(
@@ -130,10 +198,6 @@ def _text(field_value: dict[str, Any] | None) -> str:
     return str((field_value or {}).get("value", ""))
 
 
-def _value(node: dict[str, Any], role: str) -> str:
-    return _text(node.get("value")) if role in FIELD_ROLES else ""
-
-
 def _states(node: dict[str, Any]) -> dict[str, Any]:
     raw = {item["name"]: item["value"].get("value") for item in node.get("properties", ())}
     states = {}
@@ -144,11 +208,11 @@ def _states(node: dict[str, Any]) -> dict[str, Any]:
     return states
 
 
-def _is_worth_a_line(role: str, name: str, value: str, states: dict[str, Any], said: str) -> bool:
-    if role == "StaticText":
-        return bool(name) and name not in said
-    if role in STRUCTURE_ROLES or role in ("img", "image", "paragraph", "listitem", "list", "figure"):
-        return bool(name and name not in said) or bool(states)
+def _is_worth_a_line(line: _Line, said: str) -> bool:
+    if line.role == "StaticText":
+        return bool(line.name) and line.name not in said
+    if line.role in STRUCTURE_ROLES:
+        return bool(line.name and line.name not in said) or bool(line.states)
     return True
 
 
