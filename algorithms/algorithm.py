@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from rllm_gym.algorithms.config import LLMConfig
-from rllm_gym.algorithms.metrics import episode_metrics
+from rllm_gym.algorithms.metrics import episode_metrics, metrics_by_env
+from rllm_gym.algorithms.task_sampler import TaskSampler
+from rllm_gym.callbacks.scaling_inter import Stage
 from rllm_gym.checkpoints import write_manifest
 from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.connectors import ADVANTAGE, EpisodeData, streams
 from rllm_gym.rollout.env_runner import RLlibEpisode, SampleResult
+from rllm_gym.rollout.environments import Horizon, horizon_of
 from rllm_gym.types import Episode, TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -41,14 +46,21 @@ class LLMAlgorithm(Algorithm):
     # --- set-up ---
 
     def setup(self, config: LLMConfig) -> None:
-        self.max_episode_steps: int | None = None  # the ScalingInter callback sets it
+        self.max_episode_steps: Horizon = None  # the ScalingInter callback sets it ...
+        self.horizon_stages: dict[str, Stage] = {}  # ... and keeps here what it has seen
         self.evaluation_on_start: dict[str, Any] | None = None
         self._writer: TrajectoryWriter | None = None
-        self._item_ids: dict[str | None, list[str] | None] = {}
+        self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
         super().setup(config)
         for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
             if error is not None:
                 raise RllmGymError(f"an EnvRunner could not be built: {error}")
+
+    @staticmethod
+    def _get_env_id_and_creator(env_specifier: Any, config: LLMConfig) -> tuple[str | None, Any]:
+        if isinstance(env_specifier, (list, tuple)):  # several: our EnvRunner makes them, RLlib only wants a name
+            return "+".join(spec.name for spec in config.environments), None
+        return Algorithm._get_env_id_and_creator(env_specifier, config)
 
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
@@ -60,18 +72,38 @@ class LLMAlgorithm(Algorithm):
         runners = self.env_runner_group.foreach_env_runner("get_state", local_env_runner=False)
         return max((state["weights_seq_no"] for state in runners), default=0)
 
-    def item_ids(self, split: str | None = None) -> list[str] | None:
-        """Return the environment's task ids, of `split` or of the configured one; None where it numbers none."""
-        if split not in self._item_ids:
+    def item_ids(self, env_index: int = 0, split: str | None = None) -> Sequence[str] | None:
+        """Return an environment's task ids, of `split` or of the configured one; None where it numbers none."""
+        key = (env_index, split)
+        if key not in self._item_ids:
             found = self.env_runner_group.foreach_env_runner(
-                lambda runner: runner.item_ids(split), remote_worker_ids=[self._runner_ids()[0]], local_env_runner=False
+                lambda runner: runner.item_ids(env_index, split),
+                remote_worker_ids=[self._runner_ids()[0]],
+                local_env_runner=False,
             )
             if not found:
-                raise RllmGymError(
-                    f"{type(self).__name__}: the environment {self.config.env} could not list its tasks."
-                )
-            self._item_ids[split] = found[0]
-        return self._item_ids[split]
+                name = self.config.environments[env_index].name
+                raise RllmGymError(f"{type(self).__name__}: the environment {name} could not list its tasks.")
+            self._item_ids[key] = found[0]
+        return self._item_ids[key]
+
+    @functools.cached_property
+    def task_sampler(self) -> TaskSampler:
+        environments = self.config.environments
+        return TaskSampler(
+            [self.item_ids(env_index) for env_index in range(len(environments))],
+            [spec.weight for spec in environments],
+            seed=self.config.seed or 0,
+            group_size=self.config.group_size,
+        )
+
+    @property
+    def longest_horizon(self) -> int | None:
+        """The present horizon; of several environments the longest one."""
+        horizon = self.max_episode_steps
+        if not isinstance(horizon, Mapping):
+            return horizon
+        return max((of_env for of_env in horizon.values() if of_env is not None), default=None)
 
     def _runner_ids(self) -> list[int]:
         return sorted(self.env_runner_group.healthy_worker_ids())
@@ -104,6 +136,12 @@ class LLMAlgorithm(Algorithm):
         """Log what stands under `env_runners/`, and return it."""
         statistics = episode_metrics(played, failed)
         self.metrics.log_dict(statistics, key=ENV_RUNNER_RESULTS, window=1)
+        environments = self.config.environments
+        if len(environments) > 1:
+            by_env = metrics_by_env(played, failed, [spec.name for spec in environments])
+            for name, of_env in by_env.items():
+                of_env["max_episode_steps"] = horizon_of(self.max_episode_steps, name) or 0
+            self.metrics.log_dict(by_env, key=(ENV_RUNNER_RESULTS, "by_env"), window=1)
         for name in ("num_env_steps_sampled", "num_episodes"):
             self.metrics.log_value((ENV_RUNNER_RESULTS, f"{name}_lifetime"), statistics[name], reduce="lifetime_sum")
         return statistics
@@ -111,7 +149,7 @@ class LLMAlgorithm(Algorithm):
     # --- sampling ---
 
     def sample(
-        self, groups: Sequence[TaskGroup], *, max_episode_steps: int | None, greedy: bool = False
+        self, groups: Sequence[TaskGroup], *, max_episode_steps: Horizon, greedy: bool = False
     ) -> tuple[list[RLlibEpisode], list[Episode]]:
         """Play groups on the EnvRunners; returns the episodes in the groups' order, and those that failed.
 
@@ -153,7 +191,7 @@ class LLMAlgorithm(Algorithm):
         return in_order, failed
 
     def _sample_once(
-        self, groups: list[TaskGroup], max_episode_steps: int | None, greedy: bool
+        self, groups: list[TaskGroup], max_episode_steps: Horizon, greedy: bool
     ) -> list[tuple[SampleResult, list[TaskGroup]]]:
         runner_ids = self._runner_ids()
         shares = {runner_id: groups[k :: len(runner_ids)] for k, runner_id in enumerate(runner_ids)}
@@ -240,8 +278,10 @@ class LLMAlgorithm(Algorithm):
 
     def evaluate_split(
         self, split: str, num_episodes: int, *, horizon: int | None, seed: int, greedy: bool = False
-    ) -> tuple[dict[str, float], list[Episode]]:
+    ) -> tuple[dict[str, Any], list[Episode]]:
         """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
+
+        Of several environments each plays as many.
 
         Args:
             horizon: in turns; None is the last stage's horizon.
@@ -249,13 +289,26 @@ class LLMAlgorithm(Algorithm):
         Returns:
             (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
         """
-        horizon = horizon if horizon is not None else self.config.horizon_schedule.last
-        items: Sequence[str | None] = self.item_ids(split) or [None]
-        order = np.random.default_rng(seed).permutation(len(items))
-        groups = [TaskGroup((seed, EVALUATION_STEP, k), items[order[k % len(order)]], 1) for k in range(num_episodes)]
-        played, failed = self.sample(groups, max_episode_steps=horizon, greedy=greedy)
+        names = [spec.name for spec in self.config.environments]
+        horizons = {
+            name: horizon if horizon is not None else schedule.last
+            for name, schedule in self.config.horizon_schedules.items()
+        }
+        groups: list[TaskGroup] = []
+        for env_index in range(len(names)):
+            items: Sequence[str | None] = self.item_ids(env_index, split) or [None]
+            order = np.random.default_rng(seed).permutation(len(items))
+            groups += [
+                TaskGroup((seed, EVALUATION_STEP, len(groups) + k), items[order[k % len(order)]], 1, env_index)
+                for k in range(num_episodes)
+            ]
+        played, failed = self.sample(groups, max_episode_steps=horizons, greedy=greedy)
         episodes = [episode.custom_data.pop("episode") for episode in played]
-        return episode_metrics(episodes, failed) | {"horizon": horizon or 0}, episodes
+        metrics: dict[str, Any] = episode_metrics(episodes, failed)
+        metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
+        if len(names) > 1:
+            metrics["by_env"] = metrics_by_env(episodes, failed, names)
+        return metrics, episodes
 
     def _make_evaluation_callback(self, name: str, **kwargs: Any) -> None:
         make_callback(
@@ -273,6 +326,7 @@ class LLMAlgorithm(Algorithm):
             return
         if self._writer is None:
             self._writer = TrajectoryWriter(self.trajectories_path)
+        environments = self.config.environments
         advantages: dict[str, dict[str, float | None]] = {}
         for rllib_episode in rllib_episodes:
             advantages[rllib_episode.id_] = {
@@ -283,9 +337,9 @@ class LLMAlgorithm(Algorithm):
             for episode in episodes
             for record in records_of(
                 episode,
-                env_version=self._env_version,
+                env_version=_version_of(environments[episode.group.env_index].env),
                 train_step=step,
-                max_episode_steps=self.max_episode_steps,
+                max_episode_steps=horizon_of(self.max_episode_steps, environments[episode.group.env_index].name),
                 advantages=_by_agent(episode, advantages.get(episode.episode_id)),
             )
         )
@@ -298,21 +352,18 @@ class LLMAlgorithm(Algorithm):
             return Path(storage.trial_fs_path) / "trajectories"
         return Path(self.logdir) / "trajectories"
 
-    @property
-    def _env_version(self) -> str:
-        env = self.config.env
-        return env.rsplit("-", 1)[-1] if isinstance(env, str) and "-v" in env else ""
-
     # --- checkpoints: RLlib's files, and the DeepSpeed engines' beside them, written by all learners together ---
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().get_state(*args, **kwargs)
         state["evaluation_on_start"] = self.evaluation_on_start
+        state["horizon_stages"] = {name: asdict(stage) for name, stage in self.horizon_stages.items()}
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.evaluation_on_start = state.get("evaluation_on_start")
+        self.horizon_stages = {name: Stage(**stage) for name, stage in state.get("horizon_stages", {}).items()}
 
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         path = super().save_to_path(path, **kwargs)
@@ -345,6 +396,10 @@ class LLMAlgorithm(Algorithm):
         if self._writer is not None:
             self._writer.close()
         super().cleanup()
+
+
+def _version_of(env: Any) -> str:
+    return env.rsplit("-", 1)[-1] if isinstance(env, str) and "-v" in env else ""
 
 
 def _mean_advantage(stream: SingleAgentEpisode) -> float | None:

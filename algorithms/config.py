@@ -10,12 +10,13 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
 from ray.util.debug import log_once
 
-from rllm_gym.callbacks.scaling_inter import HorizonSchedule, ScalingInter
+from rllm_gym.callbacks.scaling_inter import ScalingInter, Schedule, schedules_of
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.learner.connectors import EpisodesToBatch
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.rollout.env_runner import LLMEnvRunner
+from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
 from rllm_gym.types import SamplingParams
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -162,8 +163,10 @@ class LLMConfig(AlgorithmConfig):
             max_episode_retries: how often a failed episode begins again, on a fresh world, before it is dropped.
             max_failed_fraction: share of a train step's episodes that may fail before the run stops.
             max_episode_steps: the horizon, in turns; None leaves it to the world.
-            scaling_inter: a schedule of horizons instead:
-                `{type: fixed | stepwise, horizons: [..], steps_per_stage: N}`.
+            scaling_inter: a schedule of horizons instead: `{type: stepwise, horizons: [..], steps_per_stage: N}`,
+                `{type: fixed, horizons: [N]}` or `{type: adaptive, horizons: [..], min_steps_per_stage: N}` (its other
+                keys: `rllm_gym.callbacks.scaling_inter.AdaptiveSchedule`); of several environments one for all, or
+                `{name: schedule}`.
         """
         self._set(
             engine=engine,
@@ -308,9 +311,14 @@ class LLMConfig(AlgorithmConfig):
         return SamplingParams(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
 
     @property
-    def horizon_schedule(self) -> HorizonSchedule:
-        """The horizon of every train step."""
-        return HorizonSchedule.from_config(self.scaling_inter, self.max_episode_steps)
+    def environments(self) -> list[EnvironmentSpec]:
+        """The run's environments; a task group's `env_index` counts them."""
+        return environments_of(self.env, self.env_config)
+
+    @property
+    def horizon_schedules(self) -> dict[str, Schedule]:
+        """The horizon of every train step, by the environment's name."""
+        return schedules_of(self.scaling_inter, self.max_episode_steps, [spec.name for spec in self.environments])
 
     def validate(self) -> None:
         callbacks: list[type] = force_list(self.callbacks_class)
@@ -321,7 +329,7 @@ class LLMConfig(AlgorithmConfig):
         if self.in_evaluation:  # RLlib's copy for runners of its own, which there are none of
             return
         who = type(self).__name__
-        self.horizon_schedule  # noqa: B018  raises what is wrong with it
+        self.horizon_schedules  # noqa: B018  raises what is wrong with it, and with the environments
         self._check_at_least(
             group_size=1,
             groups_per_step=1,

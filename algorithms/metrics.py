@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -44,6 +44,29 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "env_s_mean": _mean(episode.timings.get("env_s", 0.0) for episode in episodes),
         "engine_s_mean": _mean(episode.timings.get("engine_s", 0.0) for episode in episodes),
     }
+
+
+BY_ENV = (
+    "success_rate",
+    "episode_return_mean",
+    "num_turns_mean",
+    "num_episodes",
+    "num_failed_episodes",
+    "truncated_fraction",
+    "horizon_fraction",
+)
+
+
+def metrics_by_env(episodes: list[Episode], failed: list[Episode], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return {environment's name: the main numbers of its episodes}; `names` are in the order of `env_index`."""
+    out = {}
+    for k, name in enumerate(names):
+        of_env = episode_metrics(
+            [episode for episode in episodes if episode.group.env_index == k],
+            [episode for episode in failed if episode.group.env_index == k],
+        )
+        out[name] = {key: of_env[key] for key in BY_ENV}
+    return out
 
 
 def is_success(episode: Episode) -> bool:

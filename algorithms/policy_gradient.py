@@ -12,7 +12,6 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllm_gym.algorithms.algorithm import LLMAlgorithm
 from rllm_gym.algorithms.config import LLMConfig
-from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.learner.connectors import ADVANTAGE, GROUP, EpisodeData, num_tokens, streams, trainable_streams
 from rllm_gym.rollout.env_runner import RLlibEpisode
@@ -150,7 +149,7 @@ class PolicyGradient(LLMAlgorithm):
         num_kept_groups = len({stream.custom_data[GROUP] for stream in trainable_streams(episodes)})
         self.metrics.log_dict(
             {
-                "max_episode_steps": self.max_episode_steps or 0,
+                "max_episode_steps": self.longest_horizon or 0,
                 "policy_version": _policy_version(played),
                 "num_groups": num_groups,
                 "num_groups_dropped": num_groups - num_kept_groups,
@@ -166,8 +165,7 @@ class PolicyGradient(LLMAlgorithm):
     def _sample_groups(self, step: int) -> tuple[list[RLlibEpisode], list[Episode], int]:
         """Return a train step's episodes with their advantages, those that failed, and the number of groups."""
         config = self.config
-        sampler = TaskSampler(self.item_ids(), seed=config.seed or 0, group_size=config.group_size)
-        groups = sampler.groups(step, config.groups_per_step)
+        groups = self.task_sampler.groups(step, config.groups_per_step)
         episodes: list[RLlibEpisode] = []
         failed: list[Episode] = []
         num_groups = 0
@@ -180,7 +178,7 @@ class PolicyGradient(LLMAlgorithm):
             num_missing = config.groups_per_step - len(kept)
             if num_missing == 0:
                 break
-            groups = sampler.refill(step, refill, num_missing)
+            groups = self.task_sampler.refill(step, refill, num_missing)
         return episodes, failed, num_groups
 
     def _set_advantages(self, episodes: list[RLlibEpisode], *, first_group: int) -> int:

@@ -12,34 +12,61 @@ FIRST_REFILL = 2**20
 
 
 class TaskSampler:
-    """Deals the tasks in epochs: each is played once before any is played again, in an order shuffled by the seed.
+    """Deals each environment's tasks in epochs: each is played once before any is played again, shuffled by the seed.
+
+    Groups go to the environments in turns, so that at any time their numbers are to each other as the weights.
 
     Args:
-        item_ids: the tasks; None lets the environment draw one by its own seed.
+        item_ids: each environment's tasks; None lets it draw one by its own seed.
+        weights: each environment's share, relative to the others'.
         seed: of the order and of the episodes.
         group_size: episodes per task.
     """
 
-    def __init__(self, item_ids: Sequence[str] | None, *, seed: int, group_size: int) -> None:
+    def __init__(
+        self, item_ids: Sequence[Sequence[str] | None], weights: Sequence[float], *, seed: int, group_size: int
+    ) -> None:
         self._item_ids, self._seed, self._group_size = item_ids, seed, group_size
+        self._shares = np.asarray(weights) / np.sum(weights)
+        self._env_order: list[int] = []
 
     def groups(self, train_step: int, num_groups: int) -> list[TaskGroup]:
         """Return the train step's groups; every key is (seed, train step, group index)."""
         first = train_step * num_groups
-        return [
-            TaskGroup((self._seed, train_step, k), self._item(first + k), self._group_size) for k in range(num_groups)
-        ]
+        self._extend_order(first + num_groups)
+        num_dealt = np.bincount(self._env_order[:first], minlength=len(self._shares))
+        groups = []
+        for k in range(num_groups):
+            env_index = self._env_order[first + k]
+            item = self._item(env_index, int(num_dealt[env_index]))
+            num_dealt[env_index] += 1
+            groups.append(TaskGroup((self._seed, train_step, k), item, self._group_size, env_index))
+        return groups
 
     def refill(self, train_step: int, round: int, num_groups: int) -> list[TaskGroup]:
         """Return groups in place of some that were dropped: tasks drawn at random, outside the epochs' order."""
         rng = np.random.default_rng(np.random.SeedSequence((self._seed, train_step, 1 + round)))
-        items = [None] * num_groups if self._item_ids is None else rng.choice(self._item_ids, num_groups).tolist()
         first = (1 + round) * FIRST_REFILL  # beyond the indices of `groups`
-        return [TaskGroup((self._seed, train_step, first + k), item, self._group_size) for k, item in enumerate(items)]
+        groups = []
+        for k in range(num_groups):
+            env_index = int(rng.choice(len(self._shares), p=self._shares))
+            items = self._item_ids[env_index]
+            item = None if items is None else items[int(rng.integers(len(items)))]
+            groups.append(TaskGroup((self._seed, train_step, first + k), item, self._group_size, env_index))
+        return groups
 
-    def _item(self, position: int) -> str | None:
-        if self._item_ids is None:
+    def _extend_order(self, length: int) -> None:
+        """Deal positions one by one, each to the environment that is furthest behind its share."""
+        num_dealt = np.bincount(self._env_order, minlength=len(self._shares))
+        for position in range(len(self._env_order), length):
+            env_index = int(np.argmax(self._shares * (position + 1) - num_dealt))
+            num_dealt[env_index] += 1
+            self._env_order.append(env_index)
+
+    def _item(self, env_index: int, position: int) -> str | None:
+        items = self._item_ids[env_index]
+        if items is None:
             return None
-        epoch, k = divmod(position, len(self._item_ids))
-        order = np.random.default_rng(np.random.SeedSequence((self._seed, epoch))).permutation(len(self._item_ids))
-        return self._item_ids[order[k]]
+        epoch, k = divmod(position, len(items))
+        order = np.random.default_rng(np.random.SeedSequence((self._seed, epoch))).permutation(len(items))
+        return items[order[k]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,10 +191,15 @@ def _with_objects(value: Any, hint: Any) -> Any:
     return import_object(value) if isinstance(value, str) else value
 
 
-def _env_id(experiment: Experiment, faults: list[str]) -> str:
+def _env_id(experiment: Experiment, faults: list[str]) -> Any:
+    """Return the environment's full id; of several the list as it stands, for its entries are checked with the rest."""
     from rllm_gym import normalize_env_id
+    from rllm_gym.rollout.environments import environments_of
 
     try:
+        if not isinstance(experiment.env, str):
+            environments_of(experiment.env, {})
+            return experiment.env
         return normalize_env_id(experiment.env)
     except ConfigError as error:
         faults.append(experiment.source.fault(("env",), error))
@@ -204,7 +211,7 @@ def _validated(checked: Checked, combination: dict[str, Any]) -> Any:
     config = checked.algorithm.get_default_config()
     try:
         config.update_from_dict(combination)
-        config.horizon_schedule  # noqa: B018  first: its message is about fewer keys than that of RLlib's checks
+        config.horizon_schedules  # noqa: B018  first: its message is about fewer keys than that of RLlib's checks
         config.validate()
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
         raise ExperimentError(checked.experiment.source.fault(_key_in(error, combination), error)) from error
@@ -222,29 +229,29 @@ def _key_in(error: Exception, combination: dict[str, Any]) -> KeyPath:
 
 
 def _check_worlds(checked: Checked) -> None:
-    """Make the environment once for every `env_config` and evaluation split, at the text level."""
-    from rllm_gym.rollout.env_runner import make_text_world
+    """Make every environment once for every `env_config` and evaluation split, at the text level."""
+    from rllm_gym.rollout.environments import make_text_world
 
     source = checked.experiment.source
     tried: list[tuple[Any, str | None]] = []
     for config in checked.configs:
         splits = list(config.evaluation_splits) if config.evaluation_interval else []
-        for split in (None, *splits):
-            if (config.env_config, split) in tried:
+        for spec, split in itertools.product(config.environments, (None, *splits)):
+            if (spec, split) in tried:
                 continue
-            tried.append((config.env_config, split))
+            tried.append((spec, split))
             path: KeyPath = ("config", "env_config") if split is None else ("config", "evaluation_splits")
             try:
-                world = make_text_world(config, **({"split": split} if split else {}))
+                world = make_text_world(spec, **({"split": split} if split else {}))
             except Exception as error:  # a world's constructor may raise anything
                 raise ExperimentError(
-                    source.fault(_env_path(path, error, config.env_config), _world_text(error))
+                    source.fault(_env_path(path, error, spec.env_config), _world_text(error))
                 ) from error
             try:
                 if not _speaks_text(world):
                     raise ExperimentError(
                         source.fault(
-                            ("env",), f"env: must be a text environment; {config.env} acts on {world.action_space}."
+                            ("env",), f"env: must be a text environment; {spec.env} acts on {world.action_space}."
                         )
                     )
             finally:
@@ -256,7 +263,7 @@ def _world_text(error: Exception) -> str:
     return text if isinstance(error, ConfigError) else f"env: cannot be made: {type(error).__name__}: {text}"
 
 
-def _env_path(path: KeyPath, error: Exception, env_config: dict[str, Any]) -> KeyPath:
+def _env_path(path: KeyPath, error: Exception, env_config: Mapping[str, Any]) -> KeyPath:
     """Return the path of the key of `env_config` that a message names."""
     named = [key for key in env_config if str(key) in str(error)]
     return (*path, named[0]) if path[-1] == "env_config" and named else path

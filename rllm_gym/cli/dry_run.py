@@ -72,13 +72,10 @@ def _costs(checked: Checked) -> list[str]:
     episodes = _range(low[0], high[0])
     lines.append(f"tokens per train step: at most {_range(low[1], high[1])} in {episodes} episodes")
     lines.append(f"of these sampled: at most {_range(low[2], high[2])}")
-    for config in checked.configs[:1]:
-        horizons = config.horizon_schedule
-        if len(horizons.horizons) > 1:
-            stages = ", then ".join(map(str, horizons.horizons))
-            lines.append(f"horizon in turns: {stages}; {horizons.steps_per_stage} train steps each")
-        else:
-            lines.append(f"horizon in turns: {horizons.last or 'set by the environment'}")
+    schedules = checked.configs[0].horizon_schedules
+    for name, schedule in schedules.items():
+        of_env = f" of {name}" if len(schedules) > 1 else ""
+        lines.append(f"horizon in turns{of_env}: {_horizons(schedule)}")
     trials = num_trials(checked.experiment.config, checked.experiment.num_samples)
     lines.append(f"trials: {trials}")
     needed = required_resources(checked)
@@ -86,11 +83,22 @@ def _costs(checked: Checked) -> list[str]:
     return lines
 
 
+def _horizons(schedule: Any) -> str:
+    stages = ", then ".join(map(str, schedule.horizons))
+    if hasattr(schedule, "min_steps_per_stage"):
+        return f"{stages}; at least {schedule.min_steps_per_stage} train steps each"
+    if len(schedule.horizons) > 1:
+        return f"{stages}; {schedule.steps_per_stage} train steps each"
+    return str(schedule.last or "set by the environment")
+
+
 def _tokens_per_step(config: Any) -> tuple[int, int, int]:
     """Return (episodes, all their tokens, sampled tokens), upper bounds."""
     episodes = config.groups_per_step * config.group_size
-    horizon = max((h for h in config.horizon_schedule.horizons if h is not None), default=None)
-    sampled = config.max_model_len if horizon is None else min(config.max_model_len, horizon * config.max_new_tokens)
+    horizons = [horizon for schedule in config.horizon_schedules.values() for horizon in schedule.horizons]
+    sampled = config.max_model_len
+    if None not in horizons:
+        sampled = min(sampled, max(horizons) * config.max_new_tokens)
     return episodes, episodes * config.max_model_len, episodes * sampled
 
 

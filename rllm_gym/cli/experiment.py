@@ -19,7 +19,7 @@ class Experiment:
 
     name: str
     run: str
-    env: str
+    env: str | list[dict[str, Any]]
     source: Source
     stop: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -124,16 +124,18 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
     )
 
 
-def _single_env(spec: dict[str, Any], config: dict[str, Any], source: Source, faults: list[str]) -> str:
-    """Return the environment's id, which may stand at the top or in config."""
+def _single_env(spec: dict[str, Any], config: dict[str, Any], source: Source, faults: list[str]) -> Any:
+    """Return the environment's id, or a list of several, which may stand at the top or in config."""
     inner = config.pop("env", None)
     env = spec.get("env", inner)
     if env is None:
         faults.append(
             source.fault((), "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`.")
         )
-    elif not isinstance(env, str):
-        faults.append(source.fault(("env",), f"env must be the id of an environment; got {env!r}."))
+    elif not isinstance(env, (str, list)):
+        faults.append(
+            source.fault(("env",), f"env must be the id of an environment, or a list of {{id, weight}}; got {env!r}.")
+        )
     elif inner is not None and inner != env:
         faults.append(source.fault(("config", "env"), f"env stands here as {inner!r} and above as {env!r}. Keep one."))
     if "env" not in spec and ("config", "env") in source.labels:

@@ -45,7 +45,7 @@ def evaluation_config(
         ConfigError: the environment cannot be made.
     """
     from rllm_gym.registration import normalize_env_id
-    from rllm_gym.rollout.env_runner import make_text_world
+    from rllm_gym.rollout.environments import make_text_world
 
     algorithm, config = read_config(checkpoint)
     env_id = normalize_env_id(env) if env else config.env
@@ -55,7 +55,8 @@ def evaluation_config(
     config.evaluation_interval = None
     config.save_trajectories = False
     try:
-        make_text_world(config, **({"split": split} if split else {})).close()
+        for spec in config.environments:
+            make_text_world(spec, **({"split": split} if split else {})).close()
     except (ConfigError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
     return algorithm, config

@@ -16,7 +16,6 @@ from gymnasium.spaces import Discrete
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -24,18 +23,13 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
-from ray.tune.registry import ENV_CREATOR, _global_registry
 
-from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
-from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
-from rllm_gym.registration import normalize_env_id
+from rllm_gym.rollout.environments import Horizon, horizon_of, item_ids_of, make_token_world
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, Stream, TaskGroup
-
-TWO_LEVEL_FACTORY = "rllm_gym.registration:make_env"  # entry point of the worlds that know `obs_type`
 
 RLlibEpisode: TypeAlias = SingleAgentEpisode | MultiAgentEpisode
 
@@ -55,38 +49,6 @@ class SampleResult:
     failed: list[Episode] = field(default_factory=list)
     metrics: Any = None
     error: str | None = None
-
-
-def make_text_world(config: Any, **overrides: Any) -> Any:
-    """Make the environment that `config.env` names, at the text level where it has two.
-
-    Args:
-        config: an `AlgorithmConfig`: `env` is a Gymnasium id, a class, or a name given to `ray.tune.register_env`.
-        overrides: replace keys of `env_config`.
-    """
-    env_config = {**config.env_config, **overrides}
-    if not isinstance(config.env, str):
-        return config.env(env_config)
-    if _global_registry.contains(ENV_CREATOR, config.env):
-        return _global_registry.get(ENV_CREATOR, config.env)(EnvContext(env_config, worker_index=0))
-    env_id = normalize_env_id(config.env)
-    # normalize_env_id has imported the module before the colon, if there is one.
-    if gymnasium.spec(env_id.rsplit(":", 1)[-1]).entry_point == TWO_LEVEL_FACTORY:
-        env_config["obs_type"] = "text"
-    # The rollout loop owns the horizon: no TimeLimit from the registration.
-    return gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **env_config)
-
-
-def make_token_world(config: Any, chat: ChatTokenizer) -> Any:
-    """Make the environment that `config.env` names, speaking token ids."""
-    world = make_text_world(config)
-    if hasattr(world, "possible_agents"):
-        return world if hasattr(world, "stop_ids") else TokenMultiAgentEnv(world, tokenizer=chat)
-    try:
-        world.get_wrapper_attr("stop_ids")
-    except AttributeError:
-        return TokenEnv(world, tokenizer=chat)
-    return world
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -110,11 +72,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         config = self.config
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, config.num_env_runners)))
         self.chat = ChatTokenizer(str(resolve_base_model(config.base_model)), chat_template=config.chat_template)
-        make_token_world(config, self.chat).close()  # a wrong env_config shows here, before the engine takes its memory
+        environments = config.environments
+        for environment in environments:  # a wrong env_config shows here, before the engine takes its memory
+            make_token_world(environment, self.chat).close()
         for module_id in self._module_ids():
             self.engines[module_id] = self._make_engine(module_id)
         self.loop = RolloutLoop(
-            lambda env_index: make_token_world(config, self.chat),
+            lambda env_index: make_token_world(environments[env_index], self.chat),
             self.engines,
             module_of=self._module_of,
             num_envs=config.num_envs_per_env_runner,
@@ -174,14 +138,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def assert_healthy(self) -> None:
         pass  # what went wrong is in `error`
 
-    def item_ids(self, split: str | None = None) -> list[str] | None:
-        """Return the ids of the tasks of `split` (default: the configured one); None where the world numbers none."""
-        world = make_text_world(self.config, **({"split": split} if split else {}))
-        try:
-            ids = getattr(world.unwrapped, "item_ids", None)
-            return None if ids is None else list(ids)
-        finally:
-            world.close()
+    def item_ids(self, env_index: int, split: str | None = None) -> Sequence[str] | None:
+        """Return the ids of an environment's tasks of `split`, see `rllm_gym.rollout.environments.item_ids_of`."""
+        return item_ids_of(self.config.environments[env_index], split)
 
     # --- sampling ---
 
@@ -190,7 +149,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         *,
         groups: Iterable[TaskGroup] | None = None,
         num_episodes: int | None = None,
-        max_episode_steps: int | None = None,
+        max_episode_steps: Horizon = None,
         explore: bool | None = None,
         **kwargs: Any,
     ) -> list[RLlibEpisode]:
@@ -205,12 +164,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             first = self.num_groups_sampled
             groups = [TaskGroup((self.config.seed or 0, 2**31 + first + k), None, 1) for k in range(num_episodes or 1)]
         if max_episode_steps is None:
-            max_episode_steps = self.config.horizon_schedule.horizon(0)
+            max_episode_steps = {name: s.horizon(0) for name, s in self.config.horizon_schedules.items()}
         finished = self._play(list(groups), max_episode_steps, greedy=explore is False)
         return [self._to_rllib(episode) for group in finished for episode in group.episodes]
 
     def sample_groups(
-        self, groups: Sequence[TaskGroup], *, max_episode_steps: int | None, greedy: bool = False
+        self, groups: Sequence[TaskGroup], *, max_episode_steps: Horizon, greedy: bool = False
     ) -> SampleResult:
         """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor."""
         result = SampleResult(worker_index=self.worker_index, error=self.error)
@@ -224,7 +183,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 result.error = _describe(error)
         return result
 
-    def _play(self, groups: list[TaskGroup], max_episode_steps: int | None, *, greedy: bool) -> list[EpisodeGroup]:
+    def _play(self, groups: list[TaskGroup], max_episode_steps: Horizon, *, greedy: bool) -> list[EpisodeGroup]:
         for engine in self.engines.values():
             engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one
         params = self.config.sampling_params
@@ -233,7 +192,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.num_groups_sampled += len(groups)
         if self.loop is None:
             raise RllmGymError(f"LLMEnvRunner: could not be built. {self.error}")
-        self.loop.submit(groups, max_episode_steps=max_episode_steps, params=params)
+        horizons = [horizon_of(max_episode_steps, environment.name) for environment in self.config.environments]
+        self.loop.submit(groups, max_episode_steps=horizons, params=params)
         order = {group.key: k for k, group in enumerate(groups)}
         return sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import methodcaller
 from typing import Any
@@ -35,6 +35,7 @@ from rllm_gym.types import (
 logger = logging.getLogger(__name__)
 
 ParamsByModule = SamplingParams | Mapping[str, SamplingParams]
+HorizonByEnv = int | None | Sequence[int | None]  # for all environments, or by environment index
 
 
 def seed_of(*key: int) -> int:
@@ -95,7 +96,7 @@ class RolloutLoop:
         self._module_of = module_of
         self._max_model_len = max_model_len
         self._params = self._params_by_module(params)
-        self._horizon: int | None = None
+        self._horizon: HorizonByEnv = None
         self._timeout_s = episode_timeout_s
         self._max_retries = max_retries
         self._pool = EnvPool(make_env, num_envs=num_envs, num_workers=num_env_workers)
@@ -112,19 +113,20 @@ class RolloutLoop:
         return len(self._pending) + len(self._plays)
 
     def submit(
-        self, groups: Iterable[TaskGroup], *, max_episode_steps: int | None, params: ParamsByModule | None = None
+        self, groups: Iterable[TaskGroup], *, max_episode_steps: HorizonByEnv, params: ParamsByModule | None = None
     ) -> None:
         """Queue groups, and set the horizon and the sampling of every episode that begins from here on.
 
         Args:
-            max_episode_steps: the horizon in environment steps; None for no limit. Episodes that were submitted before
-                and have not begun get the new one, those in flight keep theirs.
+            max_episode_steps: the horizon in environment steps, or one for each environment index; None for no limit.
+                Episodes that were submitted before and have not begun get the new one, those in flight keep theirs.
             params: new sampling parameters; None keeps the ones in use.
         """
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise ConfigError(
-                f"RolloutLoop: max_episode_steps must be at least 1; got {max_episode_steps}. Use None for no limit."
-            )
+        for horizon in max_episode_steps if isinstance(max_episode_steps, Sequence) else [max_episode_steps]:
+            if horizon is not None and horizon < 1:
+                raise ConfigError(
+                    f"RolloutLoop: max_episode_steps must be at least 1; got {horizon}. Use None for no limit."
+                )
         if params is not None:
             self._params = self._params_by_module(params)
         self._horizon = max_episode_steps
@@ -196,7 +198,10 @@ class RolloutLoop:
     def _begin_episodes(self) -> None:
         while self._pending and (slot := self._pool.acquire(self._pending[0][1].group.env_index)):
             progress, episode = self._pending.popleft()
-            play = Play(progress, episode, slot, self._horizon, self._params, self._clock.now())
+            horizon = self._horizon
+            if isinstance(horizon, Sequence):
+                horizon = horizon[episode.group.env_index]
+            play = Play(progress, episode, slot, horizon, self._params, self._clock.now())
             self._plays.append(play)
             self._pool.submit(slot, methodcaller("reset", episode.seed, episode.group.item_id), play)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
 from rllm_gym.algorithms.task_sampler import TaskSampler
-from rllm_gym.callbacks.scaling_inter import HorizonSchedule, ScalingInter
+from rllm_gym.callbacks.scaling_inter import AdaptiveSchedule, ScalingInter, Stage, schedules_of
 from rllm_gym.errors import ConfigError
 
 
@@ -34,12 +35,18 @@ def validated(**options) -> GRPOConfig:
         ({"clip_low": -1}, "clip_low must be a number of at least 0; got -1."),
         ({"max_episode_steps": 0}, "max_episode_steps must be a whole number of at least 1; got 0."),
         ({"scaling_inter": {"type": "stepwise", "horizons": []}}, "horizons must be a list of turns"),
-        ({"scaling_inter": {"type": "wild", "horizons": [1]}}, "type must be fixed or stepwise; got 'wild'."),
+        ({"scaling_inter": {"type": "wild", "horizons": [1]}}, "type must be fixed, stepwise or adaptive; got 'wild'."),
         ({"scaling_inter": {"type": "fixed", "horizons": [1, 2]}}, "type fixed has one horizon; got [1, 2]."),
         ({"scaling_inter": {"type": "stepwise", "horizons": [1, 2]}}, "steps_per_stage must be a whole number"),
         ({"scaling_inter": {"type": "fixed", "horizons": [2.5]}}, "every horizon must be a whole number"),
         ({"scaling_inter": {"type": "fixed", "horizon": [2]}}, "unknown key 'horizon'"),
         ({"scaling_inter": {"type": "fixed", "horizons": [2]}, "max_episode_steps": 3}, "Remove one of the two."),
+        ({"scaling_inter": {"type": "adaptive", "horizons": [2, 3]}}, "min_steps_per_stage must be a whole number"),
+        (
+            {"scaling_inter": {"type": "adaptive", "horizons": [2], "steps_per_stage": 3}},
+            "unknown key 'steps_per_stage' with type adaptive.",
+        ),
+        ({"scaling_inter": {"TextKraft-v0": {"type": "fixed", "horizons": [2]}}}, "did you mean 'TextCraft-v0'?"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(options, message):
@@ -59,7 +66,7 @@ def test_builder_methods_and_names_mean_the_same():
 def test_a_configuration_survives_its_own_dictionary_and_state():
     config = validated(scaling_inter={"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 3}, lr=1e-4)
     again = GRPO.get_default_config().update_from_dict(config.to_dict())
-    assert again.horizon_schedule == config.horizon_schedule
+    assert again.horizon_schedules == config.horizon_schedules
     assert GRPOConfig.from_state(config.get_state()).lr == 1e-4
 
 
@@ -75,24 +82,114 @@ def test_the_horizon_callback_is_always_there_once_beside_the_users():
     assert config.callbacks_class == [ScalingInter, Mine]
 
 
+def schedule_of(scaling_inter, max_episode_steps=None):
+    return schedules_of(scaling_inter, max_episode_steps, ["world"])["world"]
+
+
 def test_the_horizon_rises_by_stages_and_stays_at_the_last():
-    config = {"type": "stepwise", "horizons": [5, 10, 15], "steps_per_stage": 2}
-    schedule = HorizonSchedule.from_config(config, None)
+    schedule = schedule_of({"type": "stepwise", "horizons": [5, 10, 15], "steps_per_stage": 2})
     assert [schedule.horizon(step) for step in range(8)] == [5, 5, 10, 10, 15, 15, 15, 15]
     assert schedule.last == 15
-    assert HorizonSchedule.from_config({"type": "fixed", "horizons": [7]}, None).horizon(100) == 7
-    assert HorizonSchedule.from_config(None, 4).horizon(9) == 4
-    assert HorizonSchedule.from_config(None, None).horizon(0) is None
+    assert schedule_of({"type": "fixed", "horizons": [7]}).horizon(100) == 7
+    assert schedule_of(None, 4).horizon(9) == 4
+    assert schedule_of(None).horizon(0) is None
+
+
+def raised_after(schedule: AdaptiveSchedule, success_rates, truncated=0.0) -> int | None:
+    """Return the train steps until the schedule leaves its first stage."""
+    stage = Stage()
+    for step, rate in enumerate(success_rates, start=1):
+        stage.success_rates.append(rate)
+        stage.truncated_failures.append(truncated)
+        if schedule.reason_to_raise(stage):
+            return step
+    return None
+
+
+def test_an_adaptive_horizon_rises_when_success_has_stopped_rising_and_never_too_early():
+    schedule = AdaptiveSchedule((2, 4), min_steps_per_stage=8, window=2, min_improvement=0.04)
+    rising = [0.1 * k for k in range(10)]
+    assert raised_after(schedule, rising) is None
+    assert raised_after(schedule, [*rising, 0.9, 0.9, 0.9, 0.9]) == 13  # 0.9 0.9 against 0.9 0.9; 12: against .8 .9
+    assert raised_after(schedule, [0.5] * 20) == 8
+    assert raised_after(AdaptiveSchedule((2, 4), min_steps_per_stage=1, window=2), [0.5] * 20) == 4  # two windows
+    assert raised_after(AdaptiveSchedule((2,), min_steps_per_stage=1, window=2), [0.5] * 20) is None
+
+
+def test_an_adaptive_horizon_rises_when_it_cuts_off_most_failures():
+    schedule = AdaptiveSchedule((2, 4), min_steps_per_stage=3, window=2, max_truncated_failures=0.8)
+    rising = [0.1 * k for k in range(10)]
+    assert raised_after(schedule, rising, truncated=0.9) == 3
+    assert raised_after(schedule, rising, truncated=0.7) is None
+
+
+def test_every_environment_may_have_a_schedule_of_its_own():
+    given = {
+        "a": {"type": "fixed", "horizons": [3]},
+        "b": {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 4},
+    }
+    schedules = schedules_of(given, None, ["a", "b"])
+    assert [(schedules["a"].horizon(step), schedules["b"].horizon(step)) for step in (0, 4)] == [(3, 1), (3, 2)]
+    assert set(schedules_of(given["a"], None, ["a", "b"]).values()) == {schedules["a"]}
+    with pytest.raises(ConfigError, match="the environment 'b' has no schedule"):
+        schedules_of({"a": given["a"]}, None, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ([], "a list must name at least one environment"),
+        (["rllm_gym/TextCraft-v0"], "env[0]: must be a mapping with an id"),
+        ([{"id": "rllm_gym/TextKraft-v0"}], "rllm_gym/TextCraft-v0"),
+        ([{"id": "rllm_gym/TextCraft-v0", "wait": 2}], "env[0]: unknown key 'wait'; did you mean 'weight'?"),
+        ([{"id": "rllm_gym/TextCraft-v0", "weight": 0}], "weight must be a number above 0; got 0."),
+        ([{"id": "rllm_gym/TextCraft-v0"}] * 2, "got 'TextCraft-v0' 2 times. Set `name:` in these entries."),
+    ],
+)
+def test_a_wrong_mixture_of_environments_is_named(env, message):
+    config = GRPOConfig().environment(env)
+    with pytest.raises(ConfigError) as error:
+        config.validate()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_environments_of_a_mixture_take_the_common_keywords_and_their_own():
+    env = [
+        {"id": "TextCraft-v0", "name": "easy", "weight": 2, "env_config": {"depth": 1}},
+        {"id": "rllm_gym:rllm_gym/TextCraft-v0"},
+    ]
+    easy, any_depth = GRPOConfig().environment(env, env_config={"split": "eval", "depth": 2}).environments
+    assert (easy.name, easy.weight, dict(easy.env_config)) == ("easy", 2.0, {"split": "eval", "depth": 1})
+    assert (any_depth.name, any_depth.weight) == ("TextCraft-v0", 1.0)
+    assert easy.env == any_depth.env and easy.env.endswith("rllm_gym/TextCraft-v0")
 
 
 def test_tasks_come_in_epochs_shuffled_by_the_seed_and_need_no_memory():
     ids = [f"t_{k}" for k in range(5)]
-    sampler = TaskSampler(ids, seed=3, group_size=4)
+    sampler = TaskSampler([ids], [1.0], seed=3, group_size=4)
     dealt = [group.item_id for step in range(5) for group in sampler.groups(step, 2)]
     assert sorted(dealt[:5]) == sorted(dealt[5:]) == ids
     assert dealt[:5] != dealt[5:]
-    again = TaskSampler(ids, seed=3, group_size=4).groups(4, 2)
+    again = TaskSampler([ids], [1.0], seed=3, group_size=4).groups(4, 2)
     assert [group.item_id for group in again] == dealt[8:]
     assert [group.key for group in again] == [(3, 4, 0), (3, 4, 1)]
-    assert [group.item_id for group in TaskSampler(ids, seed=4, group_size=4).groups(0, 5)] != dealt[:5]
-    assert TaskSampler(None, seed=0, group_size=1).groups(0, 1)[0].item_id is None
+    assert [group.item_id for group in TaskSampler([ids], [1.0], seed=4, group_size=4).groups(0, 5)] != dealt[:5]
+    assert TaskSampler([None], [1.0], seed=0, group_size=1).groups(0, 1)[0].item_id is None
+
+
+def test_groups_are_dealt_by_weight_and_each_environments_tasks_in_epochs():
+    ids = [[f"a_{k}" for k in range(6)], [f"b_{k}" for k in range(3)], None]
+    sampler = TaskSampler(ids, [3.0, 1.5, 0.5], seed=0, group_size=2)
+    groups = [group for step in range(10) for group in sampler.groups(step, 3)]
+    for length in range(1, 31):  # at any time, not only at the end
+        counts = [sum(group.env_index == k for group in groups[:length]) for k in range(3)]
+        assert all(abs(count - length * w / 5) < 1 for count, w in zip(counts, (3.0, 1.5, 0.5), strict=True))
+    of_a = [group.item_id for group in groups if group.env_index == 0]
+    assert sorted(of_a[:6]) == sorted(of_a[6:12]) == ids[0]
+    assert sorted(group.item_id for group in groups if group.env_index == 1)[:3] == ["b_0"] * 3
+    again = TaskSampler(ids, [3.0, 1.5, 0.5], seed=0, group_size=2).groups(9, 3)
+    assert again == groups[27:]
+    refilled = sampler.refill(9, 0, 300)
+    assert len({group.key for group in [*refilled, *groups]}) == 330
+    assert 0.5 < np.mean([group.env_index == 0 for group in refilled]) < 0.7

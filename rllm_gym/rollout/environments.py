@@ -1,0 +1,137 @@
+"""The environments of a run: one, or several with weights, and how each is made at the text and at the token level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import gymnasium
+from ray.rllib.env.env_context import EnvContext
+from ray.tune.registry import ENV_CREATOR, _global_registry
+
+from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
+from rllm_gym.envs.wrappers import TokenEnv
+from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id
+from rllm_gym.tokens import ChatTokenizer
+
+KEYS = ("id", "weight", "env_config", "name")
+
+# In turns: one for all environments, or by the environment's name. None is no limit.
+Horizon: TypeAlias = int | Mapping[str, int | None] | None
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """One environment of a run.
+
+    Args:
+        name: what its metrics and its schedule of horizons go by.
+        env: a Gymnasium id, a class, or a name given to `ray.tune.register_env`.
+        env_config: keywords of the environment.
+        weight: its share of the train steps' groups, relative to the others'.
+    """
+
+    name: str
+    env: Any
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
+
+
+def environments_of(env: Any, env_config: Mapping[str, Any]) -> list[EnvironmentSpec]:
+    """Return a run's environments, of what its configuration's `env` and `env_config` say.
+
+    Args:
+        env: one environment, or a list of `{id, weight, env_config, name}`, of which only `id` must be there.
+        env_config: for one environment its keywords, for several the defaults of theirs.
+
+    Raises:
+        ConfigError: names the entry and its key.
+    """
+    if not isinstance(env, (list, tuple)):
+        return [EnvironmentSpec(_name_of(env), env, env_config)]
+    if not env:
+        raise ConfigError("env: a list must name at least one environment; got []. Write [{id: ...}, ...].")
+    specs = [_spec_of(f"env[{k}]", entry, env_config) for k, entry in enumerate(env)]
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"env: every environment needs a name of its own; got {name!r} {names.count(name)} times. "
+                "Set `name:` in these entries."
+            )
+    return specs
+
+
+def _spec_of(who: str, entry: Any, defaults: Mapping[str, Any]) -> EnvironmentSpec:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("id"), str):
+        raise ConfigError(f"{who}: must be a mapping with an id, such as {{id: rllm_gym/TextCraft-v0}}; got {entry!r}.")
+    for key in entry:
+        if key not in KEYS:
+            raise ConfigError(f"{who}: unknown key {key!r}; did you mean {nearest(str(key), KEYS)!r}?")
+    weight, env_config = entry.get("weight", 1.0), entry.get("env_config") or {}
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+        raise ConfigError(f"{who}: weight must be a number above 0; got {weight!r}. Leave an environment out instead.")
+    if not isinstance(env_config, Mapping):
+        raise ConfigError(f"{who}: env_config must be a mapping; got {env_config!r}.")
+    name = entry.get("name", _name_of(entry["id"]))
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ConfigError(f"{who}: name must be a text without '/', since metrics go by it; got {name!r}.")
+    return EnvironmentSpec(name, _known_id(entry["id"]), {**defaults, **env_config}, float(weight))
+
+
+def _known_id(env: str) -> str:
+    return env if _global_registry.contains(ENV_CREATOR, env) else normalize_env_id(env)
+
+
+def _name_of(env: Any) -> str:
+    """Return the last part of an id: `TextCraft-v0` of `rllm_gym:rllm_gym/TextCraft-v0`."""
+    text = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    return text.rpartition(":")[2].rpartition("/")[2]
+
+
+def horizon_of(horizon: Horizon, name: str) -> int | None:
+    """Return the horizon of the environment `name`."""
+    return horizon[name] if isinstance(horizon, Mapping) else horizon
+
+
+def make_text_world(spec: EnvironmentSpec, **overrides: Any) -> Any:
+    """Make an environment, at the text level where it has two.
+
+    Args:
+        overrides: replace keys of `env_config`.
+    """
+    env_config = {**spec.env_config, **overrides}
+    if not isinstance(spec.env, str):
+        return spec.env(env_config)
+    if _global_registry.contains(ENV_CREATOR, spec.env):
+        return _global_registry.get(ENV_CREATOR, spec.env)(EnvContext(env_config, worker_index=0))
+    env_id = normalize_env_id(spec.env)
+    # normalize_env_id has imported the module before the colon, if there is one.
+    if gymnasium.spec(env_id.rsplit(":", 1)[-1]).entry_point == TEXT_AND_TOKEN_FACTORY:
+        env_config["obs_type"] = "text"
+    # The rollout loop owns the horizon: no TimeLimit from the registration.
+    return gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **env_config)
+
+
+def make_token_world(spec: EnvironmentSpec, chat: ChatTokenizer) -> Any:
+    """Make an environment that speaks token ids."""
+    world = make_text_world(spec)
+    if hasattr(world, "possible_agents"):
+        return world if hasattr(world, "stop_ids") else TokenMultiAgentEnv(world, tokenizer=chat)
+    try:
+        world.get_wrapper_attr("stop_ids")
+    except AttributeError:
+        return TokenEnv(world, tokenizer=chat)
+    return world
+
+
+def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:
+    """Return the ids of the tasks of `split` (default: the configured one); None where the world numbers none."""
+    world = make_text_world(spec, **({"split": split} if split else {}))
+    try:
+        ids = getattr(world.unwrapped, "item_ids", None)
+        return None if ids is None else list(ids)
+    finally:
+        world.close()

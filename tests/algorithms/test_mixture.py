@@ -1,0 +1,94 @@
+"""One run on several environments, and horizons that follow the learning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from algorithm_helpers import start_ray, toy_config
+
+from rllm_gym.data import read_episodes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster():
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+MIXTURE = [
+    {"id": "say_the_word", "name": "short", "weight": 3, "env_config": {"num_turns": 4}},
+    {"id": "say_the_word", "name": "long", "env_config": {"num_turns": 6}},
+]
+
+
+def test_groups_of_several_environments_train_together_each_with_its_schedule(tiny_model):
+    scaling = {
+        "short": {"type": "fixed", "horizons": [2]},
+        "long": {"type": "stepwise", "horizons": [3, 5], "steps_per_stage": 1},
+    }
+    config = toy_config(
+        tiny_model,
+        env=MIXTURE,
+        max_episode_steps=None,
+        scaling_inter=scaling,
+        groups_per_step=4,
+        group_size=4,
+        save_trajectories=True,
+        evaluation_interval=2,
+        evaluation_on_start=False,
+        evaluation_duration=3,
+        evaluation_splits=["train"],
+    )
+    algo = config.build_algo()
+    try:
+        first, second = algo.train(), algo.train()
+        records = list(read_episodes(algo.trajectories_path))
+    finally:
+        algo.stop()
+    assert (first["max_episode_steps"], second["max_episode_steps"]) == (3, 5)
+    for result, long_horizon in ((first, 3), (second, 5)):
+        by_env = result["env_runners"]["by_env"]
+        assert {name: m["num_episodes"] for name, m in by_env.items()} == {"short": 12, "long": 4}
+        assert {name: m["max_episode_steps"] for name, m in by_env.items()} == {"short": 2, "long": long_horizon}
+        assert by_env["short"]["num_turns_mean"] == 2.0
+        assert by_env["long"]["num_turns_mean"] == long_horizon
+        assert result["env_runners"]["num_episodes"] == 16
+    groups = {}
+    for record in records:
+        groups.setdefault(tuple(record.group), set()).add(record.max_episode_steps)
+    assert sorted(groups.values(), key=min) == [{2}] * 6 + [{3}, {5}]  # a group stays in one environment
+    judged = second["evaluation"]["train"]["by_env"]
+    assert {name: m["num_episodes"] for name, m in judged.items()} == {"short": 3, "long": 3}
+
+
+def test_an_adaptive_horizon_rises_by_what_was_sampled_and_survives_a_checkpoint(tiny_model, tmp_path):
+    scaling = {"type": "adaptive", "horizons": [1, 2, 3], "min_steps_per_stage": 2, "window": 1, "min_improvement": 2.0}
+    config = toy_config(
+        tiny_model,
+        env_config={"num_turns": 4},
+        max_episode_steps=None,
+        scaling_inter=scaling,
+        groups_per_step=2,
+        group_size=4,
+    )
+    algo = config.build_algo()
+    try:
+        seen = [algo.train()["max_episode_steps"] for _ in range(3)]
+        path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    finally:
+        algo.stop()
+    assert seen == [1, 1, 2]  # no success can rise by 2.0
+    restored = type(algo).from_checkpoint(path)
+    try:
+        assert [restored.train()["max_episode_steps"] for _ in range(3)] == [2, 3, 3]
+    finally:
+        restored.stop()
