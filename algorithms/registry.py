@@ -7,7 +7,11 @@ from typing import Any
 
 from rllm_gym.errors import ConfigError, nearest
 
-ALGORITHMS = {"GRPO": "rllm_gym.algorithms.grpo:GRPO"}
+ALGORITHMS = {
+    "GRPO": "rllm_gym.algorithms.grpo:GRPO",
+    "PPO": "rllm_gym.algorithms.ppo:PPO",
+    "SFT": "rllm_gym.algorithms.sft:SFT",
+}
 
 
 def get_algorithm_class(name: str) -> Any:

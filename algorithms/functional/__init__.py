@@ -22,7 +22,7 @@ from rllm_gym.algorithms.functional.losses import (
     sequence_clipped_surrogate,
     truncated_importance_weight,
 )
-from rllm_gym.algorithms.functional.returns import discounted_return, gae
+from rllm_gym.algorithms.functional.returns import discounted_return, explained_variance, gae
 from rllm_gym.algorithms.functional.rewards import (
     evolution_weight,
     kl_shaped_reward,
@@ -37,6 +37,7 @@ __all__ = [
     "discounted_return",
     "dpo_loss",
     "evolution_weight",
+    "explained_variance",
     "gae",
     "greedy_baseline_advantage",
     "group_relative_advantage",

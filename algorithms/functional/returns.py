@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from rllm_gym.algorithms.functional.masking import Sampled, hide
+
+EPSILON = 1e-12
 
 
 @torch.no_grad()
@@ -81,6 +85,37 @@ def gae(
     delta_BK = sampled.gather(reward_BT) + gamma_BK * next_value_BK - value_BK
     advantage_BK = _backward_sum(hide(delta_BK, sampled.is_filled_BK), decay_BK)
     return sampled.scatter(advantage_BK), sampled.scatter(advantage_BK + value_BK)
+
+
+@torch.no_grad()
+def explained_variance(
+    value_BT: torch.Tensor,
+    return_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    all_reduce: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> float:
+    """Return how much of the returns' variance the values account for.
+
+        1 - Var(R - V) / Var(R)
+
+    1 is a perfect critic, 0 one that is no better than a constant, below 0 a worse one; 0 where all returns are equal.
+
+    Args:
+        value_BT, return_BT: float, the critic's values and the value targets (see `gae`).
+        mask_BT: bool, True where the policy sampled the token.
+        all_reduce: returns a float64 tensor summed over all learners; called twice. Every learner must take part.
+    """
+    reduce = all_reduce or (lambda tensor: tensor)
+    return_BT, value_BT = hide(return_BT, mask_BT).double(), hide(value_BT, mask_BT).double()
+    both_2BT = torch.stack([return_BT - value_BT, return_BT])
+    count = mask_BT.sum().double()
+    total_3 = reduce(torch.stack([count, *both_2BT.sum((1, 2))])).to(both_2BT.device)
+    mean_2 = total_3[1:] / total_3[0].clamp(min=1)
+    squares_2 = reduce((hide(both_2BT - mean_2[:, None, None], mask_BT) ** 2).sum((1, 2)))
+    error, variance = squares_2.tolist()
+    is_spread = variance > EPSILON * total_3[0].item()  # not by rounding alone
+    return 1 - error / variance if is_spread else 0.0
 
 
 def _steps(sampled: Sampled, is_turn_end_BT: torch.Tensor | None) -> torch.Tensor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from rllm_gym.learner.packing import Packing
 
 
 @dataclass
@@ -47,13 +50,33 @@ class Batch:
             per_sequence={name: value[rows] for name, value in self.per_sequence.items()},
         )
 
+    def cut(self, width: int) -> Batch:
+        """Return the batch without what lies beyond the first `width` tokens."""
+        return Batch(
+            tokens=self.tokens[:, :width],
+            mask=self.mask[:, :width],
+            lengths=self.lengths.clamp(max=width),
+            per_token={name: value[:, :width] for name, value in self.per_token.items()},
+            per_sequence=self.per_sequence,
+        )
+
     def minibatches(self, count: int) -> Iterator[Batch]:
         """Deal the sequences to `count` minibatches of about equal length; rows are sorted by length, so by strides."""
         if count == 1:
             yield self
             return
+        units = self.units()
         for k in range(count):
-            yield self.select(torch.arange(k, len(self.lengths), count))
+            yield self.select(torch.tensor([row for unit in units[k::count] for row in unit], dtype=torch.long))
+
+    def units(self) -> list[list[int]]:
+        """Return the rows that no cut may part: those of a `pair`, where there are pairs, else each row by itself."""
+        if "pair" not in self.per_sequence:
+            return [[row] for row in range(len(self.lengths))]
+        units: dict[int, list[int]] = {}
+        for row, pair in enumerate(self.per_sequence["pair"].tolist()):
+            units.setdefault(pair, []).append(row)
+        return list(units.values())
 
 
 @dataclass
@@ -64,6 +87,7 @@ class MicroBatch:
     rows: torch.Tensor
     is_filler: bool = False
     num_chunks: int = 1
+    packing: Packing | None = None
 
     @classmethod
     def filler(cls, batch: Batch) -> MicroBatch:
@@ -78,7 +102,7 @@ class MicroBatch:
         return cls(empty, torch.zeros(0, dtype=torch.long), is_filler=True)
 
     def with_chunks(self, num_chunks: int) -> MicroBatch:
-        return MicroBatch(self.batch, self.rows, self.is_filler, num_chunks)
+        return replace(self, num_chunks=num_chunks)
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -86,7 +110,8 @@ class MicroBatch:
 
     @property
     def model_inputs(self) -> dict[str, Any]:
-        return {"tokens": self.batch.tokens, "mask": self.batch.mask, "num_chunks": self.num_chunks}
+        inputs = {"tokens": self.batch.tokens, "mask": self.batch.mask, "num_chunks": self.num_chunks}
+        return inputs if self.packing is None else {**inputs, "packing": self.packing}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import math
 import os
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from ray.rllib.core import ALL_MODULES, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils import force_list
 
 from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import Batch, MicroBatch, split_into_micro_batches
@@ -64,12 +66,12 @@ class DeepSpeedLearner(TorchLearner):
             return  # frozen: no optimizer, no engine, whole weights everywhere
         module = self.module[module_id]
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        settings = self._deepspeed_config(sum(parameter.numel() for parameter in parameters))
+        settings = self._deepspeed_config(module_id, sum(parameter.numel() for parameter in parameters))
         optimizer = None
         if "optimizer" not in settings:
             optimizer = torch.optim.AdamW(
                 parameters,
-                lr=self.config.lr,
+                lr=self.learning_rate(module_id),
                 betas=tuple(self.config.adam_betas),
                 weight_decay=self.config.weight_decay,
             )
@@ -81,7 +83,15 @@ class DeepSpeedLearner(TorchLearner):
             module.gather_parameters = deepspeed.zero.GatheredParameters
         self.register_optimizer(module_id=module_id, optimizer=engine.basic_optimizer, params=parameters)
 
-    def _deepspeed_config(self, num_parameters: int) -> dict[str, Any]:
+    def learning_rate(self, module_id: str) -> float:
+        """Return the rate of the module's optimizer."""
+        return self.config.lr
+
+    def deepspeed_options(self, module_id: str) -> Mapping[str, Any]:
+        """Return what is merged over the generated DeepSpeed configuration of the module's engine."""
+        return self.config.deepspeed
+
+    def _deepspeed_config(self, module_id: str, num_parameters: int) -> dict[str, Any]:
         # On CPU the default bucket of 5e8 elements allocates 2 GB in every backward pass.
         bucket = min(int(5e8), num_parameters)
         generated = {
@@ -99,7 +109,7 @@ class DeepSpeedLearner(TorchLearner):
                 "allgather_bucket_size": bucket,
             },
         }
-        return _merge(generated, self.config.deepspeed)
+        return merge(generated, self.deepspeed_options(module_id))
 
     def _make_modules_ddp_if_necessary(self) -> None:
         pass  # DeepSpeed reduces the gradients
@@ -108,26 +118,36 @@ class DeepSpeedLearner(TorchLearner):
 
     MEAN_STATS: tuple[str, ...] = ("policy_loss", "entropy")
     MAX_STATS: tuple[str, ...] = ()
+    LOSS_STAT = "policy_loss"
 
     def _uncompiled_update(
         self, batch: Mapping[str, Mapping[str, torch.Tensor]], **kwargs: Any
     ) -> tuple[dict, dict, dict]:
         losses = {}
-        for module_id in self.engines:  # the same order on all ranks
+        for module_id in self.policy_ids:  # the same order on all ranks
             start = time.perf_counter()
             module_batch = Batch.from_mapping(batch[module_id], self._device)
             metrics = self._update_module(module_id, module_batch)
             metrics["update_s"] = time.perf_counter() - start
             self.metrics.log_dict({(module_id, name): value for name, value in metrics.items()}, window=1)
-            losses[module_id] = torch.tensor(metrics["policy_loss"])
+            losses[module_id] = torch.tensor(metrics[self.LOSS_STAT])
         self._gather_weights()
         return {}, losses, {}
+
+    @property
+    def policy_ids(self) -> list[str]:
+        """The modules that are trained and sample; what else is trained (critics) goes along with one of them."""
+        return [module_id for module_id in self.engines if not self.module[module_id].learner_only]
+
+    def modules_to_step(self, module_id: str) -> list[str]:
+        """Return the modules that take an optimizer step on each of the policy's minibatches."""
+        return [module_id]
 
     def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
         self.stats = TokenStats(self.MEAN_STATS, self.MAX_STATS)
         self.prepare_batch(module_id, batch)
-        num_sampled = 0.0
-        norms: list[float] = []
+        num_sampled, num_minibatches = 0.0, 0
+        self.gradient_norms: dict[str, list[float]] = defaultdict(list)
         for _ in range(self.config.num_epochs):
             for minibatch in batch.minibatches(self.config.num_minibatches):
                 num_tokens = self.all_reduce(minibatch.mask.sum().double(), dist.ReduceOp.SUM)
@@ -135,18 +155,25 @@ class DeepSpeedLearner(TorchLearner):
                     num_tokens == 0
                 ):  # nothing to learn from: even a zero gradient would move the weights, by Adam's momentum
                     continue
-                self.is_first_step = not norms
+                self.is_first_step = num_minibatches == 0
                 num_sequences = self.all_reduce(minibatch.mask.any(-1).sum().double(), dist.ReduceOp.SUM)
-                norms.append(self._step(module_id, minibatch, num_tokens, num_sequences))
+                for trained_id in self.modules_to_step(module_id):
+                    self.gradient_norms[trained_id].append(self._step(trained_id, minibatch, num_tokens, num_sequences))
                 num_sampled += num_tokens.item()
-        self._num_trained_tokens += num_sampled
-        num_tokens = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item() if norms else 0.0
+                num_minibatches += 1
+        self._num_policy_steps += len(self.gradient_norms[module_id])
+        num_tokens = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item() if num_minibatches else 0.0
         return self.stats.reduced(self.all_reduce) | {
-            "gradient_norm": sum(norms) / max(1, len(norms)),
-            "num_optimizer_steps": float(len(norms)),
+            "gradient_norm": self.mean_gradient_norm(module_id),
+            "num_optimizer_steps": float(len(self.gradient_norms[module_id])),
             "num_sampled_tokens_trained": num_sampled / self.config.num_epochs,
             "num_tokens_trained": num_tokens,
         }
+
+    def mean_gradient_norm(self, module_id: str) -> float:
+        """Return the mean over the optimizer steps of the present update, before clipping; 0 without any."""
+        norms = self.gradient_norms[module_id]
+        return sum(norms) / max(1, len(norms))
 
     def prepare_batch(self, module_id: str, batch: Batch) -> None:
         """Add to the batch what must be computed with the weights as they are before the first step."""
@@ -180,7 +207,7 @@ class DeepSpeedLearner(TorchLearner):
 
     def micro_batches(self, module_id: str, batch: Batch) -> Iterator[MicroBatch]:
         """Cut a batch by the token budget; every rank gets equally many, the last ones perhaps empty."""
-        parts = split_into_micro_batches(batch, self.config.tokens_per_micro_batch)
+        parts = self.split(batch)
         count = int(self.all_reduce(torch.tensor(len(parts)), dist.ReduceOp.MAX))
         parts += [MicroBatch.filler(batch)] * (count - len(parts))
         chunk_tokens = tokens_per_chunk(self.module[module_id].lm.config.vocab_size)
@@ -188,20 +215,29 @@ class DeepSpeedLearner(TorchLearner):
         for part, num_chunks in zip(parts, self.all_reduce(chunks, dist.ReduceOp.MAX).tolist(), strict=True):
             yield part.with_chunks(num_chunks)
 
-    @torch.no_grad()
+    def split(self, batch: Batch) -> list[MicroBatch]:
+        """Cut a batch by the token budget, on this rank."""
+        return split_into_micro_batches(batch, self.config.tokens_per_micro_batch)
+
     def forward_logps(self, module_id: str, batch: Batch, lm_forward: Any = None) -> torch.Tensor:
-        """Return log-probabilities [B, T] of a whole batch, by micro-batches, without gradients.
+        """Return log-probabilities [B, T] of a whole batch; see `forward_per_token`."""
+        return self.forward_per_token("logp", module_id, batch, lm_forward)
+
+    @torch.no_grad()
+    def forward_per_token(self, name: str, module_id: str, batch: Batch, forward: Any = None) -> torch.Tensor:
+        """Return an output [B, T] of a whole batch, by micro-batches, without gradients; 0 in the padding.
 
         Args:
-            lm_forward: maps a micro-batch's model inputs to `{"logp": [b, t]}`; default: the module as it is.
+            name: of the output.
+            forward: maps a micro-batch's model inputs to `{name: [b, t]}`; default: the module as it is.
         """
-        forward = lm_forward or self.engines[module_id]
-        logp_BT = torch.zeros(batch.tokens.shape, dtype=torch.float32, device=batch.tokens.device)
+        forward = forward or self.engines[module_id]
+        out_BT = torch.zeros(batch.tokens.shape, dtype=torch.float32, device=batch.tokens.device)
         for part in self.micro_batches(module_id, batch):
-            logp = forward(part.model_inputs)["logp"]
+            out = forward(part.model_inputs)[name]
             if not part.is_filler:
-                logp_BT[part.rows, : logp.shape[1]] = logp
-        return logp_BT
+                out_BT[part.rows, : out.shape[1]] = out
+        return out_BT
 
     @staticmethod
     def all_reduce(value: torch.Tensor, op: Any) -> torch.Tensor:
@@ -214,10 +250,10 @@ class DeepSpeedLearner(TorchLearner):
         return value
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Update; a step that trained no token does not count as a new version of the weights."""
-        self._num_trained_tokens = 0.0
+        """Update; where no policy took a step, the weights that the samplers know are still the newest version."""
+        self._num_policy_steps = 0
         result = super().update(*args, **kwargs)
-        if self._num_trained_tokens == 0:
+        if self._num_policy_steps == 0:
             self._weights_seq_no -= 1
         return result
 
@@ -244,6 +280,15 @@ class DeepSpeedLearner(TorchLearner):
         for module_id in self.engines:
             if self.module[module_id].gather_parameters is not None:
                 self.module[module_id].gather(keep=not dist.is_initialized() or dist.get_rank() == 0)
+
+    def get_state(
+        self, components: Any = None, *, not_components: Any = None, inference_only: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return RLlib's state; `inference_only`, for the samplers, leaves out the modules that only learners have."""
+        if inference_only:
+            hidden = [f"{COMPONENT_RL_MODULE}/{id_}" for id_, module in self.module.items() if module.learner_only]
+            not_components = [*force_list(not_components), *hidden] or None
+        return super().get_state(components, not_components=not_components, inference_only=inference_only, **kwargs)
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
@@ -307,10 +352,11 @@ def _gradient_norm(module: torch.nn.Module) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient.float()) for gradient in gradients]))
 
 
-def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings merged; `over` wins."""
     merged = dict(base)
     for key, value in over.items():
         merged[key] = (
-            _merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
+            merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
         )
     return merged

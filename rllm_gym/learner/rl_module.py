@@ -1,4 +1,4 @@
-"""The policy: an RLlib RLModule over a Hugging Face causal language model."""
+"""RLlib RLModules over a Hugging Face causal language model: the policy, and what it shares with a critic."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.logps import sampled_logps, tokens_per_chunk
+from rllm_gym.learner.packing import Packing
 from rllm_gym.models import resolve_base_model
 
 State = dict[str, Any]
@@ -25,14 +26,10 @@ def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
     return lm
 
 
-class LLMModule(TorchRLModule):
-    """A language model as a policy over token sequences.
+class LanguageModule(TorchRLModule):
+    """What policies and critics share: a language model `lm`, perhaps with LoRA, and its weights under ZeRO.
 
-    `forward_train` gives the log-probabilities of the sampled tokens; sampling itself is done by an engine in the
-    EnvRunner, which gets its weights from `get_state(inference_only=True)` under their Hugging Face names, LoRA merged.
-
-    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `temperature`,
-    `has_entropy_gradient`.
+    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`.
     """
 
     # Set by the learner where DeepSpeed holds the weights in shards (ZeRO-3): a context in which they are whole.
@@ -41,39 +38,22 @@ class LLMModule(TorchRLModule):
 
     def setup(self) -> None:
         settings = self.model_config
-        self.lm = load_language_model(settings["base_model"], settings["dtype"])
+        self.lm = self.load(settings["base_model"], settings["dtype"])
         _disable_dropout(self.lm)
-        self.temperature = float(settings["temperature"])
-        _check_head(self.lm)
         if settings["lora"] is not None:
             self.lm = _add_lora(self.lm, settings["lora"])
         if settings["gradient_checkpointing"]:
             self.lm.enable_input_require_grads()
             self.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
-    # --- forward passes ---
+    def load(self, base_model: str, dtype: str) -> PreTrainedModel:
+        """Return the model that `lm` is, without an adapter."""
+        raise NotImplementedError
 
-    def _forward(self, batch: Mapping[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
-        """Return the sampled tokens' log-probabilities.
-
-        Args:
-            batch: `tokens` int64 [B, T], padded on the right; `mask` bool [B, T], True at sampled tokens; `num_chunks`
-                optional, see `rllm_gym.learner.logps`.
-
-        Returns:
-            `logp` and `entropy`, float32 [B, T], aligned with `tokens`: 0 where the mask is False.
-        """
-        lm = self.lm if self.model_config["lora"] is None else self.lm.get_base_model()
-        return forward_logps(
-            lm,
-            batch["tokens"],
-            batch["mask"],
-            temperature=self.temperature,
-            num_chunks=batch.get("num_chunks", 1),
-            has_entropy_gradient=self.model_config["has_entropy_gradient"],
-        )
-
-    _forward_train = _forward  # without the no_grad of RLlib's inference passes
+    @property
+    def bare_lm(self) -> PreTrainedModel:
+        """The model without peft's wrapper; adapters stay in its layers."""
+        return self.lm if self.model_config["lora"] is None else self.lm.get_base_model()
 
     # --- weights ---
 
@@ -89,7 +69,9 @@ class LLMModule(TorchRLModule):
         if self.gather_parameters is None:
             return _to_arrays(self.inference_state() if inference_only else self.state_dict())
         if self._gathered is None:
-            raise RuntimeError("LLMModule: under ZeRO-3 only the first learner keeps whole weights. Ask learner 0.")
+            raise RuntimeError(
+                f"{type(self).__name__}: under ZeRO-3 only the first learner keeps whole weights. Ask learner 0."
+            )
         return dict(self._gathered["inference" if inference_only else "full"])
 
     def set_state(self, state: State) -> None:
@@ -116,10 +98,54 @@ class LLMModule(TorchRLModule):
                 }
 
     def inference_state(self) -> dict[str, torch.Tensor]:
+        """Return what the samplers get."""
+        raise NotImplementedError
+
+
+class LLMModule(LanguageModule):
+    """A language model as a policy over token sequences.
+
+    `forward_train` gives the log-probabilities of the sampled tokens; sampling itself is done by an engine in the
+    EnvRunner, which gets its weights from `get_state(inference_only=True)` under their Hugging Face names, LoRA merged.
+
+    `model_config` keys: those of `LanguageModule`, `temperature`, `has_entropy_gradient`.
+    """
+
+    def load(self, base_model: str, dtype: str) -> PreTrainedModel:
+        lm = load_language_model(base_model, dtype)
+        _check_head(lm)
+        return lm
+
+    def _forward(self, batch: Mapping[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
+        """Return the sampled tokens' log-probabilities.
+
+        Args:
+            batch: `tokens` int64 [B, T], padded on the right; `mask` bool [B, T], True at sampled tokens; `num_chunks`
+                and `packing` optional, see `rllm_gym.learner.logps` and `.packing`.
+
+        Returns:
+            `logp` and `entropy`, float32 [B, T], aligned with `tokens`: 0 where the mask is False.
+        """
+        return self._outputs(last_hidden_state(self.bare_lm, batch["tokens"], batch.get("packing")), batch)
+
+    _forward_train = _forward  # without the no_grad of RLlib's inference passes
+
+    def _outputs(self, hidden_BTH: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return logps_of(
+            self.bare_lm,
+            hidden_BTH,
+            batch["tokens"],
+            batch["mask"],
+            temperature=float(self.model_config["temperature"]),
+            num_chunks=batch.get("num_chunks", 1),
+            has_entropy_gradient=self.model_config["has_entropy_gradient"],
+        )
+
+    def inference_state(self) -> dict[str, torch.Tensor]:
         """Return Hugging Face names to tensors; a LoRA adapter's product is added to the weight it adapts."""
+        base = self.bare_lm
         if self.model_config["lora"] is None:
-            return self.lm.state_dict()
-        base = self.lm.get_base_model()
+            return base.state_dict()
         merged = {}
         for name, value in base.state_dict().items():
             if ".lora_" not in name:
@@ -133,7 +159,30 @@ class LLMModule(TorchRLModule):
 
 
 def forward_logps(
+    lm: PreTrainedModel, tokens_BT: torch.Tensor, mask_BT: torch.Tensor, *, temperature: float, num_chunks: int = 1
+) -> dict[str, torch.Tensor]:
+    """Return `logp` and `entropy`, float32 [B, T], of the tokens under the mask; see `LLMModule._forward`."""
+    hidden_BTH = last_hidden_state(lm, tokens_BT)
+    return logps_of(lm, hidden_BTH, tokens_BT, mask_BT, temperature=temperature, num_chunks=num_chunks)
+
+
+def last_hidden_state(lm: PreTrainedModel, tokens_BT: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
+    """Return the hidden states [B, T, H] that heads read, without the language model's own head.
+
+    Args:
+        packing: let the model see several sequences in a row.
+    """
+    if packing is not None:
+        tokens_RW, position_RW = packing.pack(tokens_BT)
+        hidden_RWH = lm.base_model(input_ids=tokens_RW, position_ids=position_RW, use_cache=False).last_hidden_state
+        return packing.unpack(hidden_RWH, tokens_BT.shape[1])
+    # Padding is on the right and attention is causal, so what is padded reaches no sampled token: no attention mask.
+    return lm.base_model(input_ids=tokens_BT, use_cache=False).last_hidden_state
+
+
+def logps_of(
     lm: PreTrainedModel,
+    hidden_BTH: torch.Tensor,
     tokens_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     *,
@@ -141,9 +190,7 @@ def forward_logps(
     num_chunks: int = 1,
     has_entropy_gradient: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return `logp` and `entropy`, float32 [B, T], of the tokens under the mask; see `LLMModule._forward`."""
-    # Padding is on the right and attention is causal, so what is padded reaches no sampled token: no attention mask.
-    hidden_BTH = lm.base_model(input_ids=tokens_BT, use_cache=False).last_hidden_state
+    """Return what `forward_logps` does, from hidden states that are there already."""
     predicts_BT = mask_BT[:, 1:]  # the hidden state at t predicts the token at t + 1
     logp_N, entropy_N = sampled_logps(
         hidden_BTH[:, :-1][predicts_BT],
@@ -204,7 +251,9 @@ def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise ConfigError('LLMModule: lora needs the peft package: pip install "rllm-gym[lora]".') from error
-    return get_peft_model(lm, LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings}))
+    # A backbone without its language-model head has nothing to generate with.
+    task_type = "CAUSAL_LM" if lm.get_output_embeddings() is not None else "FEATURE_EXTRACTION"
+    return get_peft_model(lm, LoraConfig(**{"target_modules": "all-linear", "task_type": task_type, **settings}))
 
 
 def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:

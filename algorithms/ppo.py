@@ -1,0 +1,312 @@
+"""PPO: the clipped surrogate, with advantages from a critic (GAE over sampled tokens)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import torch
+import torch.distributed as dist
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.metrics import LEARNER_RESULTS
+from ray.tune.result import TRAINING_ITERATION
+
+from rllm_gym.algorithms.functional import clipped_surrogate, clipped_value_loss, explained_variance, gae, whiten
+from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from rllm_gym.algorithms.policy_learner import PolicyLearner
+from rllm_gym.errors import ConfigError
+from rllm_gym.learner.batch import Batch
+from rllm_gym.learner.connectors import EpisodeData, EpisodesToBatch
+from rllm_gym.learner.critic import ActorCriticModule, CriticModule, value_at_the_end, value_before
+from rllm_gym.learner.deepspeed import merge
+from rllm_gym.learner.rl_module import LLMModule
+
+CRITIC_SUFFIX = "_critic"
+
+
+class PPOConfig(PolicyGradientConfig):
+    """Configuration of PPO.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347; for language models Ouyang et al. 2022 (InstructGPT),
+    arXiv:2203.02155. gamma and lambda are 1, since with less a reward at the end of hundreds of tokens fades before it
+    reaches the first ones: Yuan et al. 2025 (VC-PPO), arXiv:2503.01491.
+
+    Differs: from RLlib's PPO: time steps are sampled tokens; `vf_clip` bounds how far a value moves, not its loss; the
+    critic is by default a module of its own with an optimizer of its own.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or PPO)
+        self.group_size = 1  # the critic is the baseline, so episodes need no group
+        self.groups_per_step = 64
+        self.gamma = 1.0
+        self.lambda_: float = 1.0
+        self.gae_per: str = "token"
+        self.critic: str = "separate"
+        self.critic_lr: float = 1e-5
+        self.critic_deepspeed: dict = {}
+        self.critic_warmup_steps: int = 0
+        self.vf_loss_coeff: float = 0.1
+        self.vf_clip: float | None = 0.2
+        self.learners(learner_class=PPOLearner, learner_connector=make_learner_connector)
+
+    def training(
+        self,
+        *,
+        lambda_: float = NotProvided,
+        gae_per: Literal["token", "turn"] = NotProvided,
+        critic: Literal["separate", "shared"] = NotProvided,
+        critic_lr: float = NotProvided,
+        critic_deepspeed: dict[str, Any] = NotProvided,
+        critic_warmup_steps: int = NotProvided,
+        vf_loss_coeff: float = NotProvided,
+        vf_clip: float | None = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the method's own options.
+
+        Args:
+            lambda_: trace decay of GAE; in YAML also `lambda`. `gamma` is RLlib's option, 1 by default here.
+            gae_per: whether gamma and lambda count once per sampled `token` or once per `turn`.
+            critic: `separate` is a module of its own (`<policy>_critic`), begun from `base_model`, which only learners
+                hold; `shared` is a value head on the policy's backbone.
+            critic_lr: learning rate of the separate critic.
+            critic_deepspeed: merged over `deepspeed` for the separate critic, which takes no `optimizer` and no
+                `scheduler` from there: they are the policy's.
+            critic_warmup_steps: train steps at the start in which the critic learns and the policy stands still.
+            vf_loss_coeff: weight of the shared critic's loss.
+            vf_clip: how far a value may move from the one before the update; None does not clip.
+        """
+        self._set(
+            lambda_=lambda_,
+            gae_per=gae_per,
+            critic=critic,
+            critic_lr=critic_lr,
+            critic_deepspeed=critic_deepspeed,
+            critic_warmup_steps=critic_warmup_steps,
+            vf_loss_coeff=vf_loss_coeff,
+            vf_clip=vf_clip,
+        )
+        super().training(**kwargs)
+        return self
+
+    def validate(self) -> None:
+        super().validate()
+        if self.in_evaluation:
+            return
+        self._check_one_of(critic=("separate", "shared"), gae_per=("token", "turn"))
+        self._check_at_least(gamma=0, lambda_=0, critic_lr=0, critic_warmup_steps=0, vf_loss_coeff=0)
+        for name in ("gamma", "lambda_"):
+            if getattr(self, name) > 1:
+                raise ConfigError(f"PPOConfig: {name} must be at most 1; got {getattr(self, name)!r}.")
+        if self.vf_clip is not None and not self.vf_clip > 0:
+            raise ConfigError(
+                f"PPOConfig: vf_clip must be above 0, or no value could move; got {self.vf_clip!r}. "
+                "Set null for no clipping."
+            )
+        for policy_id in self.policies if self.critic == "separate" else ():
+            if policy_id + CRITIC_SUFFIX in self.policies:
+                raise ConfigError(
+                    f"PPOConfig: the critic of policy {policy_id!r} takes the id {policy_id + CRITIC_SUFFIX!r}, which "
+                    "must not be a policy's. Rename that policy."
+                )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=ActorCriticModule if self.critic == "shared" else LLMModule)
+
+    def get_multi_rl_module_spec(self, *, inference_only: bool = False, **kwargs: Any) -> MultiRLModuleSpec:
+        """Return RLlib's specification and, for learners, a critic beside every policy that is trained."""
+        spec = super().get_multi_rl_module_spec(inference_only=inference_only, **kwargs)
+        if inference_only or self.critic == "shared":
+            return spec
+        for policy_id, policy in list(spec.rl_module_specs.items()):
+            if self._is_trained(policy_id):
+                critic = RLModuleSpec(
+                    CriticModule,
+                    observation_space=policy.observation_space,
+                    action_space=policy.action_space,
+                    learner_only=True,
+                    model_config=policy.model_config,
+                )
+                spec.add_modules({policy_id + CRITIC_SUFFIX: critic})
+        return spec
+
+    def _is_trained(self, policy_id: str) -> bool:
+        trained = self.policies_to_train
+        if callable(trained):
+            return trained(policy_id, None)
+        return trained is None or policy_id in trained
+
+
+class PPOLearner(PolicyLearner):
+    """The clipped surrogate with whitened GAE advantages, and a critic that learns the returns.
+
+    Metrics under `learners/<policy>/` beside those of `PolicyLearner`: `vf_loss`; `value_mean` and `explained_variance`
+    (of the values before the update, against their targets); `critic_gradient_norm` where the critic is separate.
+    """
+
+    MEAN_STATS = (*PolicyLearner.MEAN_STATS, "vf_loss", "value_mean")
+
+    def build(self) -> None:
+        super().build()
+        self._weight_decays = {
+            module_id: [group.get("weight_decay", 0.0) for group in engine.basic_optimizer.param_groups]
+            for module_id, engine in self.engines.items()
+        }
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        super().before_gradient_based_update(timesteps=timesteps)
+        self.is_warming_up = timesteps.get(TRAINING_ITERATION, 0) < self.config.critic_warmup_steps
+
+    # --- the critic's module and engine ---
+
+    @property
+    def _has_separate_critic(self) -> bool:
+        return self.config.critic == "separate"
+
+    def _critic_of(self, policy_id: str) -> str:
+        return policy_id + CRITIC_SUFFIX if self._has_separate_critic else policy_id
+
+    def _is_critic(self, module_id: str) -> bool:
+        return self.module[module_id].learner_only
+
+    def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
+        if self._is_critic(module_id):
+            module_id = module_id.removesuffix(CRITIC_SUFFIX)
+        return super().should_module_be_updated(module_id, multi_agent_batch)
+
+    def learning_rate(self, module_id: str) -> float:
+        return self.config.critic_lr if self._is_critic(module_id) else super().learning_rate(module_id)
+
+    def deepspeed_options(self, module_id: str) -> Mapping[str, Any]:
+        options = super().deepspeed_options(module_id)
+        if not self._is_critic(module_id):
+            return options
+        common = {key: value for key, value in options.items() if key not in ("optimizer", "scheduler")}
+        return merge(common, self.config.critic_deepspeed)
+
+    def modules_to_step(self, module_id: str) -> list[str]:
+        critic_id = self._critic_of(module_id)
+        return [critic_id] if self.is_warming_up else list(dict.fromkeys([module_id, critic_id]))
+
+    # --- one train step ---
+
+    def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
+        if not self._has_separate_critic:
+            self._hold_shared_policy(module_id, self.is_warming_up)
+        # The world's last reply has no bound; what samplers could not have read, the critic need not.
+        metrics = super()._update_module(module_id, batch.cut(self.config.max_model_len))
+        metrics["explained_variance"] = self._explained_variance
+        if self._has_separate_critic:
+            metrics["critic_gradient_norm"] = self.mean_gradient_norm(self._critic_of(module_id))
+        return metrics
+
+    def _hold_shared_policy(self, module_id: str, is_held: bool) -> None:
+        """Let nothing but the value head move, or all: neither gradients nor weight decay reach the policy."""
+        self.module[module_id].detaches_value = is_held
+        groups = self.engines[module_id].basic_optimizer.param_groups
+        for group, weight_decay in zip(groups, self._weight_decays[module_id], strict=True):
+            group["weight_decay"] = 0.0 if is_held else weight_decay
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        version = self._weights_seq_no
+        result = super().update(*args, **kwargs)
+        if self.is_warming_up:
+            self._weights_seq_no = version  # a shared critic's step, too, leaves the samplers' weights as they are
+        return result
+
+    def prepare_batch(self, module_id: str, batch: Batch) -> None:
+        """Add values, their targets and advantages, all as they are before the first step."""
+        super().prepare_batch(module_id, batch)
+        next_value_BT = self._next_values(module_id, batch)
+        value_BT = value_before(next_value_BT)
+        bootstrap_B = value_at_the_end(next_value_BT, batch.lengths)
+        advantage_BT, target_BT = gae(
+            batch.per_token["reward"],
+            value_BT,
+            batch.mask,
+            bootstrap_B.masked_fill(batch.per_sequence["is_terminated"], 0.0),
+            gamma=self.config.gamma,
+            lam=self.config.lambda_,
+            is_turn_end_BT=batch.per_token["is_turn_end"] if self.config.gae_per == "turn" else None,
+        )
+        batch.per_token["advantage"] = whiten(advantage_BT, batch.mask, all_reduce=self._sum)
+        batch.per_token |= {"old_value": value_BT, "value_target": target_BT}
+        self.stats.add("value_mean", value_BT, batch.mask)
+        self._explained_variance = explained_variance(value_BT, target_BT, batch.mask, all_reduce=self._sum)
+
+    def _next_values(self, module_id: str, batch: Batch) -> torch.Tensor:
+        critic_id = self._critic_of(module_id)
+        engine = self.engines[critic_id]
+
+        def forward(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+            # An empty mask: a shared critic's policy need not compute any logits.
+            return engine({"tokens": inputs["tokens"], "mask": torch.zeros_like(inputs["mask"])})
+
+        return self.forward_per_token("next_value", critic_id, batch, forward)
+
+    def _sum(self, value: torch.Tensor) -> torch.Tensor:
+        return self.all_reduce(value, dist.ReduceOp.SUM)
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        if self._is_critic(module_id):
+            return self._value_loss(batch, fwd_out)
+        if self.is_warming_up:  # a shared critic; the zero gives every parameter a gradient, as ZeRO wants it
+            return self.config.vf_loss_coeff * self._value_loss(batch, fwd_out) + 0.0 * fwd_out["logp"].sum()
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        if not self._has_separate_critic:
+            loss = loss + self.config.vf_loss_coeff * self._value_loss(batch, fwd_out)
+        return loss
+
+    def policy_loss(
+        self,
+        batch: dict[str, torch.Tensor],
+        logp_BT: torch.Tensor,
+        old_logp_BT: torch.Tensor,
+        weight_BT: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return clipped_surrogate(
+            logp_BT,
+            old_logp_BT,
+            batch["advantage"],
+            batch["mask"],
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            num_tokens=batch["num_tokens"],
+            weight_BT=weight_BT,
+        )
+
+    def _value_loss(self, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = clipped_value_loss(
+            value_before(fwd_out["next_value"]),
+            batch["old_value"],
+            batch["value_target"],
+            batch["mask"],
+            clip=self.config.vf_clip,
+            num_tokens=batch["num_tokens"],
+        )
+        self.stats.add_loss("vf_loss", loss, batch["mask"], batch["num_tokens"])
+        return loss
+
+
+class PPO(PolicyGradient):
+    """Samples episodes, judges their tokens by a critic, and reinforces those that did better than it expected."""
+
+    config: PPOConfig
+
+    @classmethod
+    def get_default_config(cls) -> PPOConfig:
+        return PPOConfig()
+
+    def update(self, data: EpisodeData) -> None:
+        results = self.learner_group.update(training_data=data, timesteps={TRAINING_ITERATION: self.training_iteration})
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+
+
+def make_learner_connector(*_: Any, **__: Any) -> EpisodesToBatch:
+    """RLlib calls this with spaces and a device; token batches need neither."""
+    return EpisodesToBatch(has_final_observation=True)
