@@ -14,6 +14,7 @@ import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
@@ -24,7 +25,7 @@ from rllm_gym.callbacks.scaling_inter import Stage
 from rllm_gym.checkpoints import write_manifest
 from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
-from rllm_gym.learner.connectors import ADVANTAGE, EpisodeData, streams
+from rllm_gym.learner.connectors import ADVANTAGE, streams
 from rllm_gym.rollout.env_runner import RLlibEpisode, SampleResult
 from rllm_gym.rollout.environments import Horizon, horizon_of
 from rllm_gym.types import Episode, TaskGroup
@@ -34,10 +35,33 @@ logger = logging.getLogger(__name__)
 EVALUATION_STEP = 2**31  # stands in a group's key for the train step, so that evaluation draws numbers of its own
 
 
+class NoEnvRunners:
+    """Stands for RLlib's `EnvRunnerGroup` where nothing is sampled: RLlib uses one without asking if it is there."""
+
+    local_env_runner = None
+
+    def __bool__(self) -> bool:
+        return False
+
+    def num_remote_env_runners(self) -> int:
+        return 0
+
+    def foreach_env_runner(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+    healthy_worker_ids = probe_unhealthy_env_runners = foreach_env_runner
+
+    def sync_weights(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    sync_env_runner_states = stop = sync_weights
+
+
 class LLMAlgorithm(Algorithm):
     """Base of the methods; a method gives `training_step` and a learner with its loss."""
 
     config: LLMConfig
+    env_runner_group: Any
 
     @classmethod
     def get_default_config(cls) -> LLMConfig:
@@ -52,6 +76,8 @@ class LLMAlgorithm(Algorithm):
         self._writer: TrajectoryWriter | None = None
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
         super().setup(config)
+        if self.env_runner_group is None:
+            self.env_runner_group = NoEnvRunners()
         for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
             if error is not None:
                 raise RllmGymError(f"an EnvRunner could not be built: {error}")
@@ -118,8 +144,8 @@ class LLMAlgorithm(Algorithm):
         if self.evaluation_on_start is None:
             self.evaluation_on_start = self.evaluate()
 
-    def update(self, data: EpisodeData) -> None:
-        """Train on the streams that have an advantage, on all learners.
+    def update(self, data: TrainingData) -> None:
+        """Train on the streams that have an advantage, or on samples, on all learners.
 
         Without a trainable token the learners change nothing but still report every metric.
         """

@@ -311,6 +311,11 @@ class LLMConfig(AlgorithmConfig):
         return SamplingParams(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
 
     @property
+    def has_env_runners(self) -> bool:
+        """Whether anything is sampled."""
+        return True
+
+    @property
     def environments(self) -> list[EnvironmentSpec]:
         """The run's environments; a task group's `env_index` counts them."""
         return environments_of(self.env, self.env_config)
@@ -333,7 +338,7 @@ class LLMConfig(AlgorithmConfig):
         self._check_at_least(
             group_size=1,
             groups_per_step=1,
-            num_env_runners=1,
+            num_env_runners=1 if self.has_env_runners else 0,
             num_envs_per_env_runner=1,
             max_new_tokens=1,
             max_model_len=2,

@@ -11,6 +11,8 @@ ALGORITHMS = {
     "GRPO": "rllm_gym.algorithms.grpo:GRPO",
     "PPO": "rllm_gym.algorithms.ppo:PPO",
     "SFT": "rllm_gym.algorithms.sft:SFT",
+    "AgentEvol": "rllm_gym.algorithms.agent_evol:AgentEvol",
+    "DPO": "rllm_gym.algorithms.dpo:DPO",
 }
 
 

@@ -165,3 +165,19 @@ class EpisodeGroup:
     group: TaskGroup
     episodes: list[Episode]
     failed: list[Episode]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trainable sequence of an offline method.
+
+    Args:
+        token_ids: int64 [T].
+        weights: float32 [T], how much each token counts in the loss; 0 is not trained.
+    """
+
+    token_ids: TokenIds
+    weights: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.token_ids)

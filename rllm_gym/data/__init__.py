@@ -1,15 +1,25 @@
 """The trajectory store: every run appends its episodes; everything that learns from episodes reads them here."""
 
+from rllm_gym.data.conversations import Dialogue, read_dialogues
+from rllm_gym.data.pairs import best_and_worst, read_dialogue_pairs
 from rllm_gym.data.reader import list_shards, read_episodes
-from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord, TurnRecord, records_of
+from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord, TurnRecord, episode_of, records_of
+from rllm_gym.data.samples import EpochOrder, SampleFile
 from rllm_gym.data.writer import TrajectoryWriter
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Dialogue",
     "EpisodeRecord",
+    "EpochOrder",
+    "SampleFile",
     "TrajectoryWriter",
     "TurnRecord",
+    "best_and_worst",
+    "episode_of",
     "list_shards",
+    "read_dialogue_pairs",
+    "read_dialogues",
     "read_episodes",
     "records_of",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, Self
 
@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, model_validator
 from pydantic_core import to_jsonable_python
 
-from rllm_gym.types import AGENT, Episode, Stream, Turn
+from rllm_gym.types import AGENT, Episode, Stream, TaskGroup, Turn
 
 # Goes up with every change of the fields below. A reader refuses versions that it does not know.
 SCHEMA_VERSION: Final = 1
@@ -141,6 +141,50 @@ def records_of(
         )
         for stream in streams
     ]
+
+
+def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
+    """Return the episode that its stored records, one per agent, came from.
+
+    What a record does not hold is as in a fresh `Episode`.
+    """
+    first = records[0]
+    infos = {record.agent_id: _info_of(record) for record in records}
+    return Episode(
+        first.episode_id,
+        group,
+        first.member,
+        first.seed,
+        env_id=first.env_id,
+        item_id=first.item_id,
+        streams={record.agent_id: _stream_of(record) for record in records if record.turns or record.error is None},
+        end_reason=first.end_reason,
+        error=first.error,
+        info=infos[AGENT] if set(infos) == {AGENT} else infos,
+        timings=dict(first.timings),
+        num_env_steps=max((turn.env_step + 1 for record in records for turn in record.turns), default=0),
+    )
+
+
+def _stream_of(record: EpisodeRecord) -> Stream:
+    turns = [
+        Turn(
+            observation_ids=np.asarray(turn.observation_ids, np.int64),
+            action_ids=np.asarray(turn.action_ids, np.int64),
+            logp=np.asarray(turn.logp, np.float32),
+            policy_version=turn.policy_version,
+            env_step=turn.env_step,
+            reward=turn.reward,
+        )
+        for turn in record.turns
+    ]
+    final_observation_ids = np.asarray(record.final_observation_ids, np.int64)
+    return Stream(record.agent_id, record.module_id, turns, final_observation_ids, list(record.messages))
+
+
+def _info_of(record: EpisodeRecord) -> dict[str, Any]:
+    known = {"is_success": record.is_success, "category": record.category, "split": record.split}
+    return {**record.info, **{key: value for key, value in known.items() if value is not None}}
 
 
 def _turn_record(turn: Turn) -> TurnRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -37,6 +37,10 @@ class EnvironmentSpec:
     env: Any
     env_config: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
+
+    def with_options(self, **options: Any) -> EnvironmentSpec:
+        """Return the same environment with keys of `env_config` replaced."""
+        return replace(self, env_config={**self.env_config, **options})
 
 
 def environments_of(env: Any, env_config: Mapping[str, Any]) -> list[EnvironmentSpec]:

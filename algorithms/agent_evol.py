@@ -1,0 +1,267 @@
+"""AgentEvol: the policy explores, keeps what was rewarded, is trained on it beside the base data, and so on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import LEARNER_RESULTS
+
+from rllm_gym.algorithms.functional import evolution_weight
+from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
+from rllm_gym.algorithms.sft import SFTLearner
+from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
+from rllm_gym.learner.samples import SampleData
+from rllm_gym.rollout.environments import horizon_of
+from rllm_gym.rollout.loop import seed_of
+from rllm_gym.types import Episode, Sample, TaskGroup
+
+
+class AgentEvolConfig(OfflineConfig):
+    """Configuration of AgentEvol.
+
+    Source: Xi et al. 2024 (AgentGym), arXiv:2406.04151, section 4 and algorithm 1; that each generation begins with the
+    base model is from their training script.
+
+    Differs: rewards outside of 0 to 1 are held to it (`keep: reward`).
+    """
+
+    needs_data = False
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or AgentEvol)
+        self.keep: str = "threshold"
+        self.threshold: float = 1.0
+        self.num_cloning_epochs: int = 1
+        self.num_generation_epochs: int = 1
+        self.restart_from_base: bool = True
+        self.groups_per_request: int = 64
+        self.groups_per_step = 64
+        self.lr = 1e-5
+        self.learners(learner_class=AgentEvolLearner)
+
+    def training(
+        self,
+        *,
+        keep: Literal["threshold", "reward"] = NotProvided,
+        threshold: float = NotProvided,
+        num_cloning_epochs: int = NotProvided,
+        num_generation_epochs: int = NotProvided,
+        restart_from_base: bool = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set a generation, which is a train step: `groups_per_step` x `group_size` episodes, and training on them.
+
+        `samples_per_step` are the samples of one update, in `num_minibatches` optimizer steps.
+
+        Args:
+            keep: `threshold` keeps the episodes whose return is at least `threshold`, `reward` weighs all by return.
+            threshold: see above.
+            num_cloning_epochs: passes over the base data before the first generation explores.
+            num_generation_epochs: passes over the base data and the kept episodes in each generation.
+            restart_from_base: train each generation from `base_model`, as published; false goes on with the policy.
+        """
+        self._set(
+            keep=keep,
+            threshold=threshold,
+            num_cloning_epochs=num_cloning_epochs,
+            num_generation_epochs=num_generation_epochs,
+            restart_from_base=restart_from_base,
+        )
+        super().training(**kwargs)
+        return self
+
+    def env_runners(self, *, groups_per_request: int = NotProvided, **kwargs: Any) -> Self:
+        """Set how episodes are sampled.
+
+        Args:
+            groups_per_request: groups that are played between two writes to the trajectory store. A run that is killed
+                loses no more than those.
+        """
+        self._set(groups_per_request=groups_per_request)
+        super().env_runners(**kwargs)
+        return self
+
+    def get_default_learner_class(self) -> type[AgentEvolLearner]:
+        return AgentEvolLearner
+
+    @property
+    def has_env_runners(self) -> bool:
+        return True
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.in_evaluation:
+            self._check_at_least(num_cloning_epochs=0, num_generation_epochs=1, groups_per_request=1)
+            self._check_one_of(keep=("threshold", "reward"))
+
+
+class AgentEvolLearner(SFTLearner):
+    """SFT's loss, whose weights say how much each kept episode counts."""
+
+    _weights_seq_no: int
+
+    def restart(self, weights: dict[str, Any]) -> None:
+        """Go back to weights that never were trained, and to a fresh optimizer."""
+        version = self._weights_seq_no
+        for engine in self.engines.values():
+            for state in engine.basic_optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        value.zero_()
+        self.set_state({COMPONENT_RL_MODULE: weights})
+        self._weights_seq_no = version  # or the samplers would take what comes next for what they have
+
+
+class AgentEvol(OfflineAlgorithm):
+    """Explores with the present policy, keeps what was rewarded, and imitates it beside the base data."""
+
+    config: AgentEvolConfig
+
+    @classmethod
+    def get_default_config(cls) -> AgentEvolConfig:
+        return AgentEvolConfig()
+
+    def setup(self, config: AgentEvolConfig) -> None:
+        self._first_generation = 0  # of this process
+        self._earlier_path: str | None = None
+        super().setup(config)
+        self._base_weights = self.learner_group.get_weights() if config.restart_from_base else None
+
+    def prepare(self) -> None:
+        if self.config.data is not None:
+            super().prepare()
+        else:
+            self.evaluation_items = []
+
+    # --- one generation ---
+
+    def training_step(self) -> None:
+        config, generation = self.config, self.training_iteration
+        self.prepare()
+        self.evaluate_on_start()
+        if generation == 0 and self.samples is not None and config.num_cloning_epochs:
+            self._imitate(None, num_epochs=config.num_cloning_epochs, seed=seed_of(config.seed or 0, generation, 0))
+            self.sync_weights()
+        start = time.perf_counter()
+        played, failed, num_stored = self._explore(generation)
+        explored = time.perf_counter()
+        kept = self._keep(played)
+        if self._base_weights is not None:
+            weights = self._base_weights
+            for result in self.learner_group.foreach_learner(lambda learner: learner.restart(weights)):
+                result.get()
+        losses = self._imitate(
+            kept, num_epochs=config.num_generation_epochs, seed=seed_of(config.seed or 0, generation, 1)
+        )
+        learned = time.perf_counter()
+        self.sync_weights()
+        statistics = self.log_episodes(played, failed)
+        self.metrics.log_dict(
+            {
+                "max_episode_steps": self.longest_horizon or 0,
+                "num_groups": config.groups_per_step,
+                "num_episodes_from_store": num_stored,
+                "num_kept_samples": len(kept),
+                "num_base_samples": 0 if self.samples is None else len(self.training_items),
+                "mean_loss": float(np.mean(losses)),
+                "num_updates": len(losses),
+                "sampling_s": explored - start,
+                "learning_s": learned - explored,
+                "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / (explored - start),
+            },
+            window=1,
+        )
+        kept.close()
+
+    def _explore(self, generation: int) -> tuple[list[Episode], list[Episode], int]:
+        """Return a generation's episodes, those that failed, and how many of both came from the store."""
+        groups = self.task_sampler.groups(generation, self.config.groups_per_step)
+        episodes = self._stored(generation, groups)
+        num_stored = len(episodes)
+        finished = {episode.group.key for episode in episodes}
+        groups = [group for group in groups if group.key not in finished]
+        for first in range(0, len(groups), self.config.groups_per_request):
+            request = groups[first : first + self.config.groups_per_request]
+            played, failed = self.sample(request, max_episode_steps=self.max_episode_steps)
+            sampled = [episode.custom_data.pop("episode") for episode in played] + failed
+            self.store(generation, sampled, [])
+            episodes += sampled
+        # In a fixed order, so that a generation that was interrupted goes on to train as any other.
+        episodes.sort(key=lambda episode: (episode.group.key, episode.member))
+        played_episodes = [episode for episode in episodes if episode.error is None]
+        return played_episodes, [episode for episode in episodes if episode.error is not None], num_stored
+
+    def _stored(self, generation: int, groups: Sequence[TaskGroup]) -> list[Episode]:
+        """Return the finished groups of a generation that was interrupted; only its policy is the present one's."""
+        if generation != self._first_generation:
+            return []
+        by_key = {group.key: group for group in groups}
+        found: dict[tuple[int, ...], dict[int, list[EpisodeRecord]]] = defaultdict(lambda: defaultdict(list))
+        for path in {Path(self._earlier_path or self.trajectories_path), self.trajectories_path}:
+            for record in read_episodes(path) if path.is_dir() else ():
+                group = by_key.get(tuple(record.group))
+                if group is not None and record.train_step == generation and self._is_of(record, group):
+                    found[group.key][record.member].append(record)
+        return [
+            episode_of(records, by_key[key])
+            for key, members in found.items()
+            if len(members) == by_key[key].size
+            for records in members.values()
+        ]
+
+    def _is_of(self, record: EpisodeRecord, group: TaskGroup) -> bool:
+        name = self.config.environments[group.env_index].name
+        same_item = group.item_id is None or record.item_id == group.item_id
+        return same_item and record.max_episode_steps == horizon_of(self.max_episode_steps, name)
+
+    def _keep(self, episodes: Sequence[Episode]) -> SampleFile:
+        """Return the samples that carry a weight."""
+        maker, kept = self.sample_maker(), SampleFile(self.logdir)
+        streams = [stream for episode in episodes for stream in episode.streams.values() if stream.turns]
+        return_N = torch.tensor([stream.total_reward for stream in streams], dtype=torch.float64)
+        weight_N = evolution_weight(return_N, kind=self.config.keep, threshold=self.config.threshold)
+        for stream, weight in zip(streams, weight_N.tolist(), strict=True):
+            sample = maker.of_stream(stream) if weight > 0 else None
+            if sample is not None:
+                kept.append(dataclasses.replace(sample, weights=sample.weights * np.float32(weight)))
+        return kept
+
+    def _imitate(self, kept: SampleFile | None, *, num_epochs: int, seed: int) -> list[float]:
+        """Train on the base data and on kept samples; returns the loss of each update."""
+        num_base = 0 if self.samples is None else len(self.training_items)
+        total, count = num_base + (0 if kept is None else len(kept)), self.config.samples_per_step
+        order, losses = EpochOrder(total, seed=seed), []
+
+        def sample(index: int) -> Sample:
+            if index < num_base:
+                return self.samples[int(self.training_items[index])]  # type: ignore[index]
+            return kept[index - num_base]  # type: ignore[index]
+
+        for update in range(max(1, math.ceil(total * num_epochs / count))):
+            first = update * count
+            indices = order.indices(first, min(count, total * num_epochs - first))
+            data = SampleData(episodes=[sample(index) for index in indices])
+            results = self.learner_group.update(training_data=data, timesteps={})
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+            losses.append(float(results[0][DEFAULT_MODULE_ID]["loss"].peek()))
+        return losses
+
+    # --- checkpoints ---
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().get_state(*args, **kwargs) | {"trajectories_path": str(self.trajectories_path)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._first_generation = state["training_iteration"]
+        self._earlier_path = state.get("trajectories_path")

@@ -1,0 +1,302 @@
+"""DPO: direct preference optimization on pairs of a better and a worse episode of the same task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.core import DEFAULT_MODULE_ID
+
+from rllm_gym.algorithms.functional import dpo_loss
+from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig, OfflineLearner
+from rllm_gym.algorithms.samples import SampleMaker, json_files, kind_of
+from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
+from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.learner.samples import Pair, deal
+
+SAMPLE = "sample"
+
+
+class DPOConfig(OfflineConfig):
+    """Configuration of DPO.
+
+    Source: Rafailov et al. 2023, arXiv:2305.18290; `kind="ipo"`: Azar et al. 2023, arXiv:2310.12036.
+
+    Differs: a pair is two whole episodes; the log-probability of one is summed over the assistant's tokens of all its
+    turns, as in Song et al. 2024 (ETO), arXiv:2403.02502.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or DPO)
+        self.data = SAMPLE
+        self.pairs_within: str = "task"
+        self.num_sampled_groups: int = 128
+        self.beta: float = 0.1
+        self.label_smoothing: float = 0.0
+        self.kind: str = "sigmoid"
+        self.lr = 1e-6
+        self.learners(learner_class=DPOLearner)
+
+    def offline_data(
+        self,
+        *,
+        pairs_within: Literal["task", "group"] = NotProvided,
+        num_sampled_groups: int = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set where pairs come from.
+
+        `data` is `sample` (the initial policy plays groups of `group_size` episodes before the first train step), a
+        path to trajectories, or to JSON with `chosen` and `rejected` conversations. `samples_per_step` and
+        `num_evaluation_samples` count pairs.
+
+        Args:
+            pairs_within: which episodes the best and the worst are taken of: all of the same `task`, or those of a
+                `group`, which were sampled together.
+            num_sampled_groups: groups to play for `data: sample`.
+        """
+        self._set(pairs_within=pairs_within, num_sampled_groups=num_sampled_groups)
+        super().offline_data(**kwargs)
+        return self
+
+    def training(
+        self,
+        *,
+        beta: float = NotProvided,
+        label_smoothing: float = NotProvided,
+        kind: Literal["sigmoid", "ipo"] = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set the loss; see `rllm_gym.algorithms.functional.dpo_loss`.
+
+        Args:
+            beta: how strongly the policy is held to the reference, which is the policy before the first train step.
+            label_smoothing: the chance, 0 to below 0.5, that a pair is the other way round.
+            kind: `sigmoid` (DPO) or `ipo`.
+        """
+        self._set(beta=beta, label_smoothing=label_smoothing, kind=kind)
+        super().training(**kwargs)
+        return self
+
+    def get_default_learner_class(self) -> type[DPOLearner]:
+        return DPOLearner
+
+    @property
+    def has_env_runners(self) -> bool:
+        return super().has_env_runners or self.data == SAMPLE
+
+    def data_sources(self) -> list[str]:
+        return [source for source in super().data_sources() if source != SAMPLE]
+
+    def validate(self) -> None:
+        super().validate()
+        if self.in_evaluation:
+            return
+        who = type(self).__name__
+        self._check_at_least(label_smoothing=0, num_sampled_groups=1)
+        self._check_one_of(kind=("sigmoid", "ipo"), pairs_within=("task", "group"))
+        if self.observation_weight:
+            raise ConfigError(f"{who}: observation_weight must be 0; got {self.observation_weight!r}. Leave it out.")
+        if not self.beta > 0:
+            raise ConfigError(f"{who}: beta must be above 0; got {self.beta!r}.")
+        if not self.label_smoothing < 0.5:
+            raise ConfigError(
+                f"{who}: label_smoothing must be below 0.5; got {self.label_smoothing!r}. Swap the pairs."
+            )
+        if EXPERT in self.data_sources():
+            raise ConfigError(f"{who}: data: must be pairs; got expert, who has no worse episodes. Set data: sample.")
+        if self.data == SAMPLE:
+            for rule, holds in (
+                ("an environment; got none. Set env", bool(self.env)),
+                (f"group_size of at least 2; got {self.group_size}. Raise it", self.group_size >= 2),
+                ("save_trajectories: true, for a resumed run reads them; got false. Set it", self.save_trajectories),
+            ):
+                if not holds:
+                    raise ConfigError(f"{who}: data: sample needs {rule}, or give a path to pairs.")
+
+    def check_source(self, path: Path, who: str) -> None:
+        if kind_of(path) == "dialogues":
+            raise ConfigError(
+                f"{who}: data: must be trajectories, or JSON with chosen and rejected; got {str(path)!r}. Set run: SFT."
+            )
+
+
+class DPOLearner(OfflineLearner):
+    """The DPO loss of pairs.
+
+    Metrics under `learners/<module>/`, and of held-out pairs under `evaluation/`: `loss`; `accuracy` (share of pairs
+    whose chosen episode has the larger reward), `margin` (chosen less rejected reward), `chosen_reward`,
+    `rejected_reward`; a reward is beta times the log-ratio to the reference. `entropy` is in nats per token.
+    """
+
+    MEAN_STATS = ("loss", "accuracy", "margin", "chosen_reward", "rejected_reward", "entropy")
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        mask_BT = batch["mask"]
+        logp_B = fwd_out["logp"].masked_fill(~mask_BT, 0.0).sum(1)
+        is_chosen_B, is_there_B = batch["is_chosen"], mask_BT.any(1)  # a filler has no pair
+        sides = (is_chosen_B & is_there_B, ~is_chosen_B & is_there_B)
+        logps, ref_logps = ([x_B[side_B] for side_B in sides] for x_B in (logp_B, batch["ref_logp"]))
+        loss = dpo_loss(*logps, *ref_logps, beta=config.beta, label_smoothing=config.label_smoothing, kind=config.kind)
+        chosen_B, rejected_B = (config.beta * (logp - ref).detach() for logp, ref in zip(logps, ref_logps, strict=True))
+        every_B = torch.ones_like(chosen_B, dtype=torch.bool)
+        for name, value_B in (
+            ("loss", loss.expand_as(chosen_B)),
+            ("accuracy", (chosen_B > rejected_B).float()),
+            ("margin", chosen_B - rejected_B),
+            ("chosen_reward", chosen_B),
+            ("rejected_reward", rejected_B),
+        ):
+            self.stats.add(name, value_B, every_B)
+        self.stats.add("entropy", fwd_out["entropy"], mask_BT)
+        # The mean over this micro-batch's pairs, as a part of the mean over those of all micro-batches and ranks.
+        return loss * len(chosen_B) / (batch["num_sequences"] / 2)
+
+    def pair_logps(self, shards: Sequence[Sequence[Pair]]) -> tuple[int, np.ndarray]:
+        """Return this learner's shard and the log-probabilities of its pairs, float64 [N, 2] (collective)."""
+        # In the order of the connector: SamplesToBatch sorts by length, and stably.
+        pairs = shards[dist.get_rank()]
+        batch = self.batch_of(shards)
+        logp_BT = self.forward_logps(DEFAULT_MODULE_ID, batch)
+        logp_B2 = logp_BT.masked_fill(~batch.mask, 0.0).double().sum(1).cpu().numpy()
+        order = sorted(range(len(pairs)), key=lambda k: len(pairs[k]))
+        out = np.zeros((len(pairs), 2))
+        out[order] = logp_B2[: 2 * len(pairs)].reshape(-1, 2)
+        return dist.get_rank(), out
+
+
+class DPO(OfflineAlgorithm):
+    """Makes the better episode of each pair likelier than the worse one, against a frozen reference."""
+
+    config: DPOConfig
+
+    @classmethod
+    def get_default_config(cls) -> DPOConfig:
+        return DPOConfig()
+
+    def setup(self, config: DPOConfig) -> None:
+        self.pairs: dict[SampleFile, list[tuple[int, int]]] = {}
+        self.reference: dict[str, np.ndarray] = {}
+        self._sampled_path: str | None = None
+        super().setup(config)
+
+    # --- data ---
+
+    def read(self, source: str, *, split: str | None) -> SampleFile:
+        if source == SAMPLE:
+            source = self.sampled_path()
+        path = Path(source)
+        samples = SampleFile(self.logdir)
+        pairs = self.pairs[samples] = []
+        maker = self.sample_maker()
+        if kind_of(path) == "pairs":
+            for file in json_files(path):
+                for dialogues in read_dialogue_pairs(file):
+                    self._append(samples, pairs, [maker.of_dialogue(dialogue) for dialogue in dialogues])
+        else:
+            self._read_store(path, samples, pairs, maker)
+        if not pairs:
+            raise RllmGymError(
+                f"DPO: data must have pairs; got none from {source}. Of trajectories, some {self.config.pairs_within} "
+                "needs episodes with different returns: sample more, or choose easier or harder tasks."
+            )
+        return samples
+
+    def _read_store(self, path: Path, samples: SampleFile, pairs: list[tuple[int, int]], maker: SampleMaker) -> None:
+        """Read twice: once for the returns, once for the episodes that make pairs."""
+        places = best_and_worst(path, within=self.config.pairs_within)  # type: ignore[arg-type]  # checked by validate
+        wanted = {place for pair in places for place in pair}
+        index: dict[int, int] = {}
+        for place, record in enumerate(read_episodes(path)):
+            if place in wanted and (sample := maker.of_record(record)) is not None:
+                index[place] = len(samples)
+                samples.append(sample)
+        pairs += [(index[best], index[worst]) for best, worst in places if best in index and worst in index]
+
+    @staticmethod
+    def _append(samples: SampleFile, pairs: list[tuple[int, int]], made: list[Any]) -> None:
+        if all(sample is not None for sample in made):
+            pairs.append((len(samples), len(samples) + 1))
+            for sample in made:
+                samples.append(sample)
+
+    def sampled_path(self) -> str:
+        """Return where the episodes are that the initial policy has played, after playing them if need be."""
+        if self._sampled_path is None:
+            groups = self.task_sampler.groups(0, self.config.num_sampled_groups)
+            played, failed = self.sample(groups, max_episode_steps=self.max_episode_steps)
+            episodes = [episode.custom_data.pop("episode") for episode in played]
+            self.store(0, episodes + failed, played)
+            self._sampled_path = str(self.trajectories_path)
+        elif not Path(self._sampled_path).exists():
+            raise RllmGymError(
+                f"DPO: the episodes that were sampled before the first train step must be where they were; got no "
+                f"{self._sampled_path}. Bring them back, or start a new run."
+            )
+        return self._sampled_path
+
+    def num_items(self) -> int:
+        assert self.samples is not None
+        return len(self.pairs[self.samples])
+
+    def items(self, samples: SampleFile, indices: Sequence[int]) -> list[Pair]:
+        reference = self.reference["evaluation" if samples is not self.samples else "training"]
+        return [self._pair(samples, k, *reference[k].tolist()) for k in indices]
+
+    def _pair(self, samples: SampleFile, index: int, *ref_logps: float) -> Pair:
+        chosen, rejected = self.pairs[samples][index]
+        return Pair(samples[chosen], samples[rejected], *ref_logps)
+
+    # --- the reference ---
+
+    def prepare(self) -> None:
+        if self.samples is not None:
+            return
+        super().prepare()
+        files = {"training": self.samples, "evaluation": self.evaluation_samples}
+        for name, samples in files.items():
+            if samples is None or (name == "evaluation" and samples is self.samples) or name in self.reference:
+                continue
+            if self.training_iteration > 0:
+                raise RllmGymError(
+                    "DPO: the reference is the policy before the first train step, and a restored run needs what it "
+                    f"was computed for; got a checkpoint without the {name} data. Start a new run."
+                )
+            self.reference[name] = self._reference_of(samples)
+
+    def _reference_of(self, samples: SampleFile) -> np.ndarray:
+        """Return the present policy's log-probabilities of all pairs, float64 [N, 2]."""
+        num_pairs, step = len(self.pairs[samples]), self.config.samples_per_step
+        out = np.zeros((num_pairs, 2))
+        num_shards = max(1, self.config.num_learners)
+        for first in range(0, num_pairs, step):
+            pairs = [self._pair(samples, k) for k in range(first, min(first + step, num_pairs))]
+            order = {id(pair): first + k for k, pair in enumerate(pairs)}
+            shards = deal(pairs, num_shards)
+            found = self.learner_group.foreach_learner(lambda learner, shards=shards: learner.pair_logps(shards))
+            for number, logps_N2 in (result.get() for result in found):
+                out[[order[id(pair)] for pair in shards[number]]] = logps_N2
+        return out
+
+    def on_other_data(self) -> None:
+        raise RllmGymError(
+            "DPO: a checkpoint must be resumed with the pairs that its reference was computed for; got other data. "
+            "Bring them back, or start a new run from its exported model."
+        )
+
+    # --- checkpoints ---
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().get_state(*args, **kwargs) | {"reference": self.reference, "sampled_path": self._sampled_path}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.reference = state.get("reference", {})
+        self._sampled_path = state.get("sampled_path")

@@ -1,0 +1,382 @@
+"""What the methods that learn from recorded episodes share: their options, the train step, the held-out loss."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gymnasium.spaces import Discrete
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.spaces.repeated import Repeated
+
+from rllm_gym.algorithms.algorithm import LLMAlgorithm
+from rllm_gym.algorithms.config import LLMConfig
+from rllm_gym.algorithms.metrics import is_success
+from rllm_gym.algorithms.samples import SampleMaker, kind_of, samples_of_path
+from rllm_gym.algorithms.task_sampler import TaskSampler
+from rllm_gym.data import EpochOrder, SampleFile
+from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.learner.batch import Batch, MicroBatch
+from rllm_gym.learner.deepspeed import DeepSpeedLearner
+from rllm_gym.learner.packing import pack_into_micro_batches
+from rllm_gym.learner.samples import SampleData, SamplesToBatch, deal
+from rllm_gym.learner.stats import TokenStats
+from rllm_gym.models import resolve_base_model
+from rllm_gym.rollout.environments import item_ids_of
+from rllm_gym.rollout.expert import ExpertPlayer, play_experts
+from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.types import Sample
+
+logger = logging.getLogger(__name__)
+
+EXPERT = "expert"
+
+
+class OfflineConfig(LLMConfig):
+    """Options of every method that learns from recorded episodes.
+
+    EnvRunners, and with them an inference engine, are only built where they are used: to evaluate in an environment.
+    """
+
+    needs_data = True
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        self.data: str | None = EXPERT
+        self.num_expert_episodes: int = 1000
+        self.num_expert_workers: int = 0
+        self.min_return: float | None = None
+        self.retokenize: bool = False
+        self.observation_weight: float = 0.0
+        self.evaluation_data: str | None = None
+        self.num_evaluation_samples: int = 64
+        self.samples_per_step: int = 32
+        self.packing: bool = True
+        self.learners(learner_connector=make_sample_connector)
+
+    def offline_data(
+        self,
+        *,
+        data: str | None = NotProvided,
+        num_expert_episodes: int = NotProvided,
+        num_expert_workers: int = NotProvided,
+        min_return: float | None = NotProvided,
+        retokenize: bool = NotProvided,
+        observation_weight: float = NotProvided,
+        evaluation_data: str | None = NotProvided,
+        num_evaluation_samples: int = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Set what is learnt from. It is read once, one episode in memory at a time, into a file of token ids.
+
+        Args:
+            data: `expert` (the environment's own expert plays), or a path: trajectories (a run, a trial, a folder, a
+                file), or JSON (AgentGym's trajectories, chat messages).
+            num_expert_episodes: how many episodes the expert plays; those it does not solve are left out.
+            num_expert_workers: Ray actors that play the expert's episodes; 0 plays them in the driver.
+            min_return: leaves out stored episodes with a lower return; None keeps all.
+            retokenize: encode stored messages anew, for a model with another tokenizer.
+            observation_weight: how much the world's words count in the loss, beside 1 for the assistant's.
+            evaluation_data: what the held-out loss is computed on: a path, or `expert`, who then plays the first of
+                `evaluation_splits`; None holds samples of `data` out.
+            num_evaluation_samples: samples to compute the held-out loss on.
+        """
+        self._set(
+            data=data,
+            num_expert_episodes=num_expert_episodes,
+            num_expert_workers=num_expert_workers,
+            min_return=min_return,
+            retokenize=retokenize,
+            observation_weight=observation_weight,
+            evaluation_data=evaluation_data,
+            num_evaluation_samples=num_evaluation_samples,
+        )
+        super().offline_data(**kwargs)
+        return self
+
+    def training(self, *, samples_per_step: int = NotProvided, **kwargs: Any) -> Self:
+        """Set the update.
+
+        Args:
+            samples_per_step: samples of a train step, in `num_minibatches` optimizer steps.
+        """
+        self._set(samples_per_step=samples_per_step)
+        super().training(**kwargs)
+        return self
+
+    def learners(self, *, packing: bool = NotProvided, **kwargs: Any) -> Self:
+        """Set the learners.
+
+        Args:
+            packing: let a row of a micro-batch hold several samples, so that little is padding. It changes no
+                log-probability.
+        """
+        self._set(packing=packing)
+        super().learners(**kwargs)
+        return self
+
+    @property
+    def has_env_runners(self) -> bool:
+        return bool(self.env and self.evaluation_interval)
+
+    @property
+    def is_online(self) -> bool:  # RLlib's question, whether to build EnvRunners
+        return self.has_env_runners
+
+    @property
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        # What is learnt from was not sampled at any temperature.
+        return super()._model_config_auto_includes | {"temperature": 1.0}
+
+    def data_sources(self) -> list[str]:
+        return [source for source in (self.data, self.evaluation_data) if source is not None]
+
+    def validate(self) -> None:
+        if not self.has_env_runners:
+            self.num_env_runners = 0
+            # RLlib asks for spaces where no environment gives them; nothing here looks at them.
+            self.observation_space = self.action_space = Repeated(Discrete(2), self.max_model_len)
+        super().validate()
+        if self.in_evaluation:
+            return
+        who = type(self).__name__
+        self._check_at_least(
+            num_expert_episodes=1,
+            num_expert_workers=0,
+            observation_weight=0,
+            num_evaluation_samples=1,
+            samples_per_step=1,
+        )
+        if self.num_minibatches > self.samples_per_step:
+            raise ConfigError(
+                f"{who}: num_minibatches must be at most samples_per_step, {self.samples_per_step}; got "
+                f"{self.num_minibatches}. Lower it."
+            )
+        if self.data is None and self.needs_data:
+            raise ConfigError(f"{who}: data must be `expert` or a path; got none. Set it.")
+        for source in self.data_sources():
+            if source == EXPERT and not self.env:
+                raise ConfigError(f"{who}: data: expert needs an environment; got none. Set env, or give a path.")
+            if source != EXPERT:
+                self.check_source(Path(source), who)
+
+    def check_source(self, path: Path, who: str) -> None:
+        """Make sure that a path can be learnt from."""
+        if kind_of(path) == "pairs":
+            raise ConfigError(f"{who}: data: pairs of answers are for DPO; got {str(path)!r}. Set run: DPO.")
+
+
+def make_sample_connector(*_: Any, **__: Any) -> SamplesToBatch:
+    return SamplesToBatch()
+
+
+class OfflineLearner(DeepSpeedLearner):
+    """A learner of samples or pairs, packed; a method gives the loss."""
+
+    MEAN_STATS: tuple[str, ...] = ("loss",)
+    LOSS_STAT = "loss"
+
+    def split(self, batch: Batch) -> list[MicroBatch]:
+        return pack_into_micro_batches(batch, self.config.tokens_per_micro_batch, is_packed=self.config.packing)
+
+    def batch_of(self, shards: Sequence[Sequence[Any]]) -> Batch:
+        """Return the batch of this learner's shard."""
+        items = shards[dist.get_rank()]
+        tensors = SamplesToBatch()(rl_module=self.module, batch={}, episodes=list(items))
+        return Batch.from_mapping(tensors[DEFAULT_MODULE_ID], self._device)
+
+    @torch.no_grad()
+    def evaluate(self, shards: Sequence[Sequence[Any]]) -> dict[str, float]:
+        """Return the statistics of training, on other data and without learning from it (collective)."""
+        batch = self.batch_of(shards)
+        self.stats = TokenStats(self.MEAN_STATS, self.MAX_STATS)
+        counts = {
+            "num_tokens": self.all_reduce(batch.mask.sum().double(), dist.ReduceOp.SUM),
+            "num_sequences": self.all_reduce(batch.mask.any(-1).sum().double(), dist.ReduceOp.SUM),
+        }
+        for part in self.micro_batches(DEFAULT_MODULE_ID, batch):
+            out = self.engines[DEFAULT_MODULE_ID](part.model_inputs)
+            self.compute_loss_for_module(
+                module_id=DEFAULT_MODULE_ID, config=self.config, batch={**part.tensors, **counts}, fwd_out=out
+            )
+        return self.stats.reduced(self.all_reduce)
+
+
+class OfflineAlgorithm(LLMAlgorithm):
+    """Trains on recorded episodes in a shuffled order; a method gives its learner, and its items where they are no
+    samples.
+    """
+
+    config: OfflineConfig
+
+    def setup(self, config: OfflineConfig) -> None:
+        self.samples: SampleFile | None = None
+        self._fingerprint: int | None = None
+        super().setup(config)
+
+    # --- data ---
+
+    def prepare(self) -> None:
+        """Read the data, once; before the first train step or evaluation, so that a restored run can read its own."""
+        if self.samples is not None:
+            return
+        config = self.config
+        assert config.data is not None
+        self.samples = self.read(config.data, split=None)
+        self.evaluation_samples = self.samples
+        num_items, num_held_out = self.num_items(), 0
+        self.evaluation_items: Sequence[int] = []
+        if config.evaluation_data is not None:
+            self.evaluation_samples = self.read(config.evaluation_data, split=config.evaluation_splits[0])
+            self.evaluation_items = range(min(config.num_evaluation_samples, len(self.evaluation_samples)))
+        elif config.evaluation_interval:
+            num_held_out = config.num_evaluation_samples
+        if num_items <= num_held_out:
+            raise RllmGymError(
+                f"{type(self).__name__}: data must have more than the {num_held_out} samples that are held out; got "
+                f"{num_items}. Lower num_evaluation_samples, or give more data."
+            )
+        order = np.random.default_rng(np.random.SeedSequence((config.seed or 0, 2**32 - 1))).permutation(num_items)
+        self.training_items = np.sort(order[num_held_out:])
+        if num_held_out:
+            self.evaluation_items = order[:num_held_out].tolist()
+        self.order = EpochOrder(len(self.training_items), seed=config.seed or 0)
+        if self._fingerprint not in (None, self.samples.fingerprint):
+            self.on_other_data()
+        self._fingerprint = self.samples.fingerprint
+
+    def read(self, source: str, *, split: str | None) -> SampleFile:
+        """Return the samples of one source, in a file in the algorithm's log folder."""
+        maker, samples = self.sample_maker(), SampleFile(self.logdir)
+        found = (
+            self.expert_samples(maker, split)
+            if source == EXPERT
+            else samples_of_path(Path(source), maker, min_return=self.config.min_return)
+        )
+        for sample in found:
+            samples.append(sample)
+        logger.warning(
+            "data: %s: %d samples with %d tokens; %d were cut to max_model_len, %d left out, since nothing is to be "
+            "learnt from them.",
+            source, len(samples), samples.num_tokens, maker.num_cut, maker.num_left_out,
+        )  # fmt: skip
+        if not len(samples):
+            raise RllmGymError(f"{type(self).__name__}: data must have samples; got none from {source}. Widen it.")
+        return samples
+
+    def sample_maker(self) -> SampleMaker:
+        config = self.config
+        return SampleMaker(
+            chat=ChatTokenizer(str(resolve_base_model(config.base_model)), chat_template=config.chat_template),
+            max_tokens=config.max_model_len,
+            observation_weight=config.observation_weight,
+            retokenize=config.retokenize,
+        )
+
+    def expert_samples(self, maker: SampleMaker, split: str | None) -> Iterator[Sample]:
+        """Yield the samples of what the environments' experts solve."""
+        config = self.config
+        environments = config.environments
+        if split is not None:
+            environments = [spec.with_options(split=split) for spec in environments]
+        tasks = TaskSampler(
+            [item_ids_of(spec, None) for spec in environments],
+            [spec.weight for spec in environments],
+            seed=config.seed or 0,
+            group_size=1,
+        )
+        horizons = [schedule.last for schedule in config.horizon_schedules.values()]
+        player = ExpertPlayer(environments, maker.chat, horizons=horizons)
+        groups = tasks.groups(0, config.num_expert_episodes if split is None else config.num_evaluation_samples)
+        num_unsolved = 0
+        for episode in play_experts(player, groups, num_workers=config.num_expert_workers):
+            is_solved = episode.error is None and (is_success(episode) or "is_success" not in episode.info)
+            num_unsolved += not is_solved
+            for stream in episode.streams.values() if is_solved else ():
+                sample = maker.of_stream(stream)
+                if sample is not None:
+                    yield sample
+        if num_unsolved:
+            logger.warning(
+                "data: expert: %d of %d episodes were not solved and are left out.", num_unsolved, len(groups)
+            )
+
+    def num_items(self) -> int:
+        """Return how many things there are to train on."""
+        assert self.samples is not None
+        return len(self.samples)
+
+    def items(self, samples: SampleFile, indices: Sequence[int]) -> list[Any]:
+        """Return things to train on."""
+        return [samples[index] for index in indices]
+
+    def on_other_data(self) -> None:
+        """Called where a checkpoint was trained on other data than is there."""
+        logger.warning(
+            "%s: the data are not those that the checkpoint was trained on; their order is another.",
+            type(self).__name__,
+        )
+
+    # --- the train step ---
+
+    def training_step(self) -> None:
+        self.prepare()
+        self.evaluate_on_start()
+        assert self.samples is not None
+        step, count = self.training_iteration, self.config.samples_per_step
+        positions = self.order.indices(step * count, count)
+        items = self.items(self.samples, self.training_items[positions].tolist())
+        start = time.perf_counter()
+        self.update(SampleData(episodes=items))
+        learning_s = time.perf_counter() - start
+        self.metrics.log_dict(
+            {
+                "epoch": (step + 1) * count / len(self.training_items),
+                "num_samples": len(self.training_items),
+                "learning_s": learning_s,
+                "num_tokens_trained_per_s": sum(map(len, items)) * self.config.num_epochs / learning_s,
+            },
+            window=1,
+        )
+
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """Judge the present policy: the loss on held-out samples, and success in the environment where there is one."""
+        self.prepare()
+        if self.config.has_env_runners:
+            self.sync_weights()
+            results = super().evaluate()
+        else:
+            results = {}
+            self._make_evaluation_callback("on_evaluate_start")
+        if self.evaluation_items:
+            results |= self.evaluate_items(self.items(self.evaluation_samples, self.evaluation_items))
+        if not self.config.has_env_runners:
+            self._make_evaluation_callback("on_evaluate_end", evaluation_metrics=results)
+        return results
+
+    def evaluate_items(self, items: Sequence[Any]) -> dict[str, float]:
+        """Return the statistics of training on other items."""
+        shards = deal(items, max(1, self.config.num_learners))
+        found = self.learner_group.foreach_learner(lambda learner: learner.evaluate(shards))
+        return next(result.get() for result in found)
+
+    # --- checkpoints ---
+
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().get_state(*args, **kwargs) | {"data_fingerprint": self._fingerprint}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._fingerprint = state.get("data_fingerprint")
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        if self.samples is not None:
+            self.samples.close()

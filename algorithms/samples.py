@@ -1,0 +1,169 @@
+"""Turns what offline methods learn from into samples: stored and played episodes, conversations in JSON, experts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rllm_gym.data import Dialogue, EpisodeRecord, list_shards, read_dialogues, read_episodes
+from rllm_gym.data.conversations import read_json_objects
+from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.tokens import ChatTokenizer, Conversation
+from rllm_gym.types import Sample, Stream
+
+logger = logging.getLogger(__name__)
+
+PartialTurn = tuple[Any, Any, bool]  # observation ids, action ids, whether the action is learnt
+
+
+@dataclass
+class SampleMaker:
+    """Makes samples, and counts those that were cut or left out.
+
+    Args:
+        chat: encodes messages.
+        max_tokens: what is longer is cut after the last whole turn that fits.
+        observation_weight: how much the world's words count in the loss, beside 1 for the assistant's.
+        retokenize: encode stored messages anew instead of taking the stored ids.
+    """
+
+    chat: ChatTokenizer
+    max_tokens: int
+    observation_weight: float = 0.0
+    retokenize: bool = False
+    num_cut: int = 0
+    num_left_out: int = 0
+    _has_checked_ids: bool = False
+
+    def of_turns(self, turns: Iterable[PartialTurn]) -> Sample | None:
+        """Return a sample, or None where nothing is left to learn."""
+        ids: list[Any] = []
+        weights: list[np.ndarray] = []
+        num_tokens = num_learnt = 0
+        for observation_ids, action_ids, is_learnt in turns:
+            num_tokens += len(observation_ids) + len(action_ids)
+            if num_tokens > self.max_tokens:
+                self.num_cut += 1
+                break
+            ids += [observation_ids, action_ids]
+            weights.append(np.full(len(observation_ids), self.observation_weight, np.float32))
+            weights.append(np.full(len(action_ids), float(is_learnt), np.float32))
+            num_learnt += is_learnt * len(action_ids)
+        if not num_learnt:
+            self.num_left_out += 1
+            return None
+        return Sample(np.concatenate([np.asarray(part, np.int64) for part in ids]), np.concatenate(weights))
+
+    def of_stream(self, stream: Stream) -> Sample | None:
+        """Return the sample of one agent's part of a played episode."""
+        return self.of_turns((turn.observation_ids, turn.action_ids, True) for turn in stream.turns)
+
+    def of_record(self, record: EpisodeRecord) -> Sample | None:
+        """Return the sample of a stored episode: the exact ids, where it has them.
+
+        Raises:
+            TrajectoryError: the ids are another tokenizer's.
+        """
+        if self.retokenize or not all(turn.action_ids for turn in record.turns):
+            messages = tuple(record.messages)
+            last = max((k for k, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+            messages = messages[: last + 1]
+            return self.of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))
+        if not self._has_checked_ids:
+            self._check_ids(record)
+        return self.of_turns((turn.observation_ids, turn.action_ids, True) for turn in record.turns)
+
+    def of_dialogue(self, dialogue: Dialogue) -> Sample | None:
+        """Return the sample of a conversation: the ids that a token environment would have given for it."""
+        return self.of_turns(self._turns_of(dialogue)) if dialogue.messages else None
+
+    def _turns_of(self, dialogue: Dialogue) -> Iterator[PartialTurn]:
+        messages = list(zip(dialogue.messages, dialogue.is_trained, strict=True))
+        system_prompt = messages.pop(0)[0]["content"] if messages[0][0]["role"] == "system" else ""
+        conversation = Conversation(self.chat, system_prompt)
+        for k in range(0, len(messages) - 1, 2):
+            said = messages[k][0]["content"]
+            observation_ids = conversation.open(said) if k == 0 else conversation.reply(said, terminated=False)
+            answer, is_learnt = messages[k + 1]
+            action_ids = self.chat.encode_action(answer["content"])
+            conversation.act(action_ids)
+            yield observation_ids.tolist(), action_ids, is_learnt
+
+    def _check_ids(self, record: EpisodeRecord) -> None:
+        """Make sure, on one record, that its ids are this tokenizer's."""
+        said = [message["content"] for message in record.messages if message["role"] == "assistant"]
+        for turn, text in zip(record.turns, said, strict=False):
+            ids = turn.action_ids
+            is_known = max([*ids, *turn.observation_ids]) < self.chat.vocab_size
+            ids = ids[:-1] if ids[-1] == self.chat.end_of_turn_id else ids
+            if not is_known or self.chat.decode(ids) != text:
+                raise TrajectoryError(
+                    f"data: stored ids must be the tokenizer's of base_model; those of episode {record.episode_id} are "
+                    "another's. Set retokenize: true to encode the messages anew."
+                )
+        self._has_checked_ids = True
+
+
+def kind_of(path: Path) -> str:
+    """Return what a path holds: `store`, `dialogues` or `pairs`.
+
+    Raises:
+        ConfigError: the path does not exist.
+        TrajectoryError: it holds nothing that is known.
+    """
+    if not path.exists():
+        raise ConfigError(f"data: must be `expert` or a path that exists; got {str(path)!r}. Correct it.")
+    files = json_files(path)
+    if not files:
+        if list_shards(path):
+            return "store"
+        raise TrajectoryError(f"data: must hold trajectories or JSON files; got {path}, which has none.")
+    first = next(read_json_objects(files[0]), {})
+    if "chosen" in first:
+        return "pairs"
+    if "conversations" in first or ("messages" in first and "turns" not in first):
+        return "dialogues"
+    if "turns" in first:
+        return "store"
+    raise TrajectoryError(
+        f"data: records must be trajectories, or have conversations, messages, or chosen and rejected; got the keys "
+        f"{json.dumps(list(first))} in {files[0]}."
+    )
+
+
+def json_files(path: Path) -> list[Path]:
+    """Return the plain JSON files of a path that is one, or a folder of nothing else."""
+    if path.is_file():
+        return [] if path.name.endswith(".zst") else [path]
+    if any(path.rglob("episodes-*.jsonl*")):
+        return []
+    return sorted(file for pattern in ("*.json", "*.jsonl") for file in path.glob(pattern))
+
+
+def samples_of_path(path: Path, maker: SampleMaker, *, min_return: float | None) -> Iterator[Sample]:
+    """Yield the samples of a store or of conversations, one in memory at a time.
+
+    Args:
+        min_return: leaves out stored episodes below it.
+    """
+    kind = kind_of(path)
+    if kind == "pairs":
+        raise ConfigError(f"data: pairs of answers are for DPO; got {str(path)!r}. Give conversations or trajectories.")
+    for sample in (
+        (maker.of_dialogue(dialogue) for file in json_files(path) for dialogue in read_dialogues(file))
+        if kind == "dialogues"
+        else (maker.of_record(record) for record in read_episodes(path) if is_wanted(record, min_return))
+    ):
+        if sample is not None:
+            yield sample
+
+
+def is_wanted(record: EpisodeRecord, min_return: float | None) -> bool:
+    """Return whether a stored episode may be learnt from: it did not fail, somebody acted, and its return suffices."""
+    return record.error is None and bool(record.turns) and (min_return is None or record.total_reward >= min_return)

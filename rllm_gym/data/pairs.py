@@ -1,0 +1,96 @@
+"""Pairs of a better and a worse answer: from JSON, or the best and the worst episode of each task in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rllm_gym.data.conversations import Dialogue, dialogue_of, read_json_objects
+from rllm_gym.data.reader import list_shards, read_episodes
+from rllm_gym.data.records import EpisodeRecord
+from rllm_gym.errors import TrajectoryError
+
+
+def read_dialogue_pairs(path: str | Path) -> Iterator[tuple[Dialogue, Dialogue]]:
+    """Return a lazy iterator over the (chosen, rejected) conversations of a JSON array or of JSON Lines.
+
+    Each is `{"chosen": messages, "rejected": messages}`, with messages as in `read_dialogues`; what both begin with may
+    stand once under `prompt`, as messages or as the user's text.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        TrajectoryError: while iterating: names the record and what is wrong with it.
+    """
+    for number, record in enumerate(read_json_objects(path)):
+        who = f"{path}: record {number}"
+        chosen, rejected = (_with_prompt(record, side, who) for side in ("chosen", "rejected"))
+        if _opening(chosen) != _opening(rejected):
+            raise TrajectoryError(f"{who}: chosen and rejected must answer the same first message. Leave the pair out.")
+        yield chosen, rejected
+
+
+@dataclass
+class _Extremes:
+    """The best and the worst record of a task, by their places in reading order."""
+
+    best: int
+    worst: int
+    best_return: float
+    worst_return: float
+
+    def add(self, place: int, total_reward: float) -> None:
+        if total_reward > self.best_return:
+            self.best, self.best_return = place, total_reward
+        if total_reward < self.worst_return:
+            self.worst, self.worst_return = place, total_reward
+
+
+def best_and_worst(path: str | Path, *, within: Literal["task", "group"] = "task") -> list[tuple[int, int]]:
+    """Return which records make pairs: the best and the worst of each task, by their places in reading order.
+
+    Tasks whose episodes all have the same return make none; episodes that failed, or in which nobody acted, do not
+    count. Of ties the first is taken. Only places and returns are kept in memory.
+
+    Args:
+        path: see `read_episodes`.
+        within: `task` compares all episodes that begin with the same observation; `group` only those that were sampled
+            together, by the same policy.
+    """
+    found: dict[tuple[Any, ...], _Extremes] = {}
+    place = -1
+    for shard in list_shards(path):
+        for record in read_episodes(shard):
+            place += 1
+            if record.error is not None or not record.turns:
+                continue
+            key: tuple[Any, ...] = task_key(record)
+            if within == "group":
+                key += (str(shard.parent), *record.group)
+            total_reward = record.total_reward
+            found.setdefault(key, _Extremes(place, place, total_reward, total_reward)).add(place, total_reward)
+    return [(e.best, e.worst) for e in found.values() if e.best_return > e.worst_return]
+
+
+def task_key(record: EpisodeRecord) -> tuple[Any, ...]:
+    """Return what two episodes of the same task share: the environment, the task, and what the agent saw first."""
+    return record.env_id, record.item_id, record.agent_id, hash(tuple(record.turns[0].observation_ids))
+
+
+def _with_prompt(record: dict[str, Any], side: str, who: str) -> Dialogue:
+    answer, prompt = record.get(side), record.get("prompt", [])
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if isinstance(answer, str):
+        answer = [{"role": "assistant", "content": answer}]
+    if not isinstance(answer, list) or not isinstance(prompt, list):
+        raise TrajectoryError(
+            f"{who}: must hold the messages of both answers under chosen and rejected; got {answer!r:.80} for {side}."
+        )
+    return dialogue_of([*prompt, *answer], f"{who}, {side}")
+
+
+def _opening(dialogue: Dialogue) -> tuple[Any, ...]:
+    """Return the messages up to the first answer."""
+    return dialogue.messages[: 2 if dialogue.messages[0]["role"] == "system" else 1]
