@@ -11,46 +11,60 @@ What the environment needs:
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
+from rllm_gym.envs.webarena.embedded_tasks import gitlab, reddit, shopping, shopping_admin
+from rllm_gym.envs.webarena.script import Script, Step
+from rllm_gym.envs.webarena.sites.database import Database, template
 from rllm_gym.envs.webarena.sites.server import SITE_URLS, Sites
 
 __all__ = ["SITE_URLS", "Expert", "Sites", "expert_steps", "load_tasks"]
 
 
 @functools.cache
+def _load() -> tuple[list[dict[str, Any]], list[tuple[Step, ...]]]:
+    """Return configs and scripts, made from the data, so that the two cannot disagree."""
+    database = Database(template())
+    configs: list[dict[str, Any]] = []
+    scripts = []
+    groups = (shopping.templates, reddit.templates, gitlab.templates, shopping_admin.templates)
+    for template_id, each in enumerate(each for group in groups for each in group):
+        for config, steps in each.configs(database):
+            configs.append({**config, "task_id": len(configs), "intent_template_id": template_id})
+            scripts.append(steps)
+    database.close()
+    return configs, scripts
+
+
 def load_tasks() -> list[dict[str, Any]]:
     """Return the configs of the embedded tasks, in WebArena's format, `task_id` counting from 0.
 
     Addresses begin with `__SHOPPING__`, `__REDDIT__`, `__GITLAB__` or `__SHOPPING_ADMIN__`. Beyond WebArena's fields
-    there is `split`: "train" or "eval". `storage_state` names the sites to log in to ("./.auth/shopping_state.json",
-    as WebArena does; two sites are joined by a dot), or is None.
+    there is `split`: "train" or "eval". `storage_state` names the site to log in to ("./.auth/shopping_state.json", as
+    WebArena does), or is None.
     """
-    return []
+    return _load()[0]
 
 
-def expert_steps(task: dict[str, Any]) -> tuple[Any, ...]:
+def expert_steps(task: Mapping[str, Any]) -> tuple[Step, ...]:
     """Return the expert's script for a task of `load_tasks()`."""
-    return ()
+    return _load()[1][task["task_id"]]
 
 
-class Expert:
-    """Follows a task's script on what the agent sees; the environment keeps one per episode.
+class Expert(Script):
+    """Solves a task of `load_tasks()`.
 
         expert = Expert(task)
         expert.observe(observation)              # at reset
-        expert.action()                          # "Thought: ...\\nAction: click [12]"; changes nothing, never raises
+        expert.action()                          # "Thought: ...\nAction: click [12]"; changes nothing, never raises
         expert.observe(observation, action)      # after each step, with the action that was taken
 
-    Observations are `WebEnv`'s: lines like "[12] link 'Cart'", then "URL: ...". Plain data: it pickles with the
-    environment.
+    Observations are `WebEnv`'s: lines like "[12] link 'Cart'", then "URL: ...".
     """
 
-    def __init__(self, task: dict[str, Any]) -> None:
-        self.task = task
-
-    def observe(self, observation: str, action: str | None = None) -> None:
-        pass
-
-    def action(self) -> str:
-        return "Thought: I know no way.\nAction: stop []"
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        start = task["start_url"]
+        for name, url in SITE_URLS.items():
+            start = start.replace(f"__{name.upper()}__", url)
+        super().__init__(expert_steps(task), start)

@@ -20,7 +20,8 @@ SORTS = {
 _POSTS = """
     SELECT * FROM (
         SELECT p.*, f.name AS forum, m.name AS author,
-            p.base_score + coalesce((SELECT sum(value) FROM votes WHERE kind = 'post' AND target_id = p.id), 0) AS score,
+            p.base_score + coalesce((SELECT sum(value) FROM votes WHERE kind = 'post' AND target_id = p.id), 0)
+                AS score,
             (SELECT count(*) FROM comments WHERE post_id = p.id) AS num_comments
         FROM posts p JOIN forums f ON f.id = p.forum_id JOIN members m ON m.id = p.member_id)"""
 _COMMENTS = """

@@ -93,3 +93,7 @@ CREATE TABLE commits (
     author_id INTEGER REFERENCES developers, created TEXT
 );
 CREATE TABLE files (project_id INTEGER REFERENCES projects, path TEXT, content TEXT, PRIMARY KEY (project_id, path));
+
+CREATE INDEX comments_of_post ON comments (post_id);
+CREATE INDEX votes_on_target ON votes (kind, target_id);
+CREATE INDEX reviews_of_product ON reviews (product_id);

@@ -28,7 +28,7 @@ def times(rng: random.Random, count: int, days: int) -> list[str]:
 
 def names(rng: random.Random, count: int) -> list[str]:
     """Return different names of people."""
-    return rng.sample([f"{first} {last}" for first in FIRST for last in LAST], count)
+    return rng.sample([f"{first} {last}" for first in FIRST.split() for last in LAST.split()], count)
 
 
 def skewed(rng: random.Random, low: int, high: int) -> int:
@@ -44,5 +44,11 @@ def cycled(rng: random.Random, items: Sequence[str], count: int) -> list[str]:
     return result[:count]
 
 
-FIRST = ["Amira", "Bela", "Carlos", "Dana", "Elif", "Farid", "Greta", "Hana", "Ivan", "Jonas", "Kaori", "Lena", "Mateo", "Nadia", "Omar", "Petra", "Quinn", "Rosa", "Samir", "Tara", "Umi", "Viktor", "Wanda", "Xenia", "Yusuf", "Zoe"]
-LAST = ["Abara", "Bauer", "Castillo", "Duarte", "Eklund", "Ferrari", "Grant", "Hoang", "Ito", "Jansen", "Khan", "Lindgren", "Moreau", "Novak", "Okafor", "Petrov", "Quist", "Rossi", "Silva", "Tanaka", "Ueda", "Varga", "Weber", "Xu", "Yilmaz", "Zeller"]
+FIRST = (
+    "Amira Bela Carlos Dana Elif Farid Greta Hana Ivan Jonas Kaori Lena Mateo Nadia Omar Petra Quinn Rosa Samir "
+    "Tara Umi Viktor Wanda Xenia Yusuf Zoe"
+)
+LAST = (
+    "Abara Bauer Castillo Duarte Eklund Ferrari Grant Hoang Ito Jansen Khan Lindgren Moreau Novak Okafor Petrov "
+    "Quist Rossi Silva Tanaka Ueda Varga Weber Xu Yilmaz Zeller"
+)

@@ -11,60 +11,60 @@ NUM_MEMBERS = 36
 POSTS_PER_FORUM = 14
 NUM_OWN_POSTS = 10  # of the member whom the tasks are about
 
-ADJECTIVES = ["amber", "brisk", "calm", "dusty", "early", "fuzzy", "gentle", "hidden", "ivory", "jolly", "keen", "lucky", "mellow", "noble", "quiet", "rusty"]
-ANIMALS = ["badger", "crane", "dormouse", "egret", "fox", "gecko", "heron", "ibex", "jay", "kestrel", "lynx", "marten", "newt", "otter", "puffin", "robin"]
+ADJECTIVES = "amber brisk calm dusty early fuzzy gentle hidden ivory jolly keen lucky mellow noble quiet rusty"
+ANIMALS = "badger crane dormouse egret fox gecko heron ibex jay kestrel lynx marten newt otter puffin robin"
 
 # Forum -> (title, description, subjects). A title joins a subject and an opening.
 FORUMS = {
     "astronomy": (
         "Astronomy",
         "The sky, with and without a telescope.",
-        ["a first telescope", "Saturn's rings", "the meteor shower", "a red filter", "light pollution", "the lunar eclipse", "star maps"],
+        "a first telescope|Saturn's rings|the meteor shower|a red filter|light pollution|the lunar eclipse|star maps",
     ),
     "baking": (
         "Baking",
         "Bread, cakes and everything else from the oven.",
-        ["sourdough", "rye bread", "a proofing basket", "croissants", "a sticky dough", "oven steam", "old yeast"],
+        "sourdough|rye bread|a proofing basket|croissants|a sticky dough|oven steam|old yeast",
     ),
     "books": (
         "Books",
         "What we read and what we think of it.",
-        ["a long novel", "short stories", "translated poetry", "audio books", "a book club", "used bookshops", "unread books"],
+        "a long novel|short stories|translated poetry|audio books|a book club|used bookshops|unread books",
     ),
     "chess": (
         "Chess",
         "Openings, endings and what goes wrong between.",
-        ["the Sicilian", "rook endings", "chess clocks", "a blitz habit", "knight forks", "opening books", "a club night"],
+        "the Sicilian|rook endings|chess clocks|a blitz habit|knight forks|opening books|a club night",
     ),
     "cycling": (
         "Cycling",
         "Road, gravel, cargo and commuting.",
-        ["a squeaking chain", "winter tires", "a cargo bike", "the coast route", "bike lights", "a stolen bike", "disc brakes"],
+        "a squeaking chain|winter tires|a cargo bike|the coast route|bike lights|a stolen bike|disc brakes",
     ),
     "films": (
         "Films",
         "New and old, loud and silent.",
-        ["silent films", "a double feature", "subtitles", "film scores", "a small cinema", "long takes", "the last remake"],
+        "silent films|a double feature|subtitles|film scores|a small cinema|long takes|the last remake",
     ),
     "gardening": (
         "Gardening",
         "Beds, balconies and compost.",
-        ["tomato seedlings", "slugs", "a rain barrel", "compost heaps", "an old apple tree", "raised beds", "balcony herbs"],
+        "tomato seedlings|slugs|a rain barrel|compost heaps|an old apple tree|raised beds|balcony herbs",
     ),
     "linux": (
         "Linux",
         "Kernels, shells and desktops.",
-        ["a broken boot", "shell aliases", "tiling windows", "an old laptop", "backup scripts", "font rendering", "cron jobs"],
+        "a broken boot|shell aliases|tiling windows|an old laptop|backup scripts|font rendering|cron jobs",
     ),
     "photography": (
         "Photography",
         "Light, lenses and darkrooms.",
-        ["a fifty millimeter lens", "expired film", "night portraits", "a heavy tripod", "raw files", "fog", "a darkroom"],
+        "a fifty millimeter lens|expired film|night portraits|a heavy tripod|raw files|fog|a darkroom",
     ),
     "running": (
         "Running",
         "From the first mile to the hundredth.",
-        ["a first marathon", "sore knees", "hill repeats", "trail shoes", "running in rain", "a pacing plan", "rest days"],
+        "a first marathon|sore knees|hill repeats|trail shoes|running in rain|a pacing plan|rest days",
     ),
 }
 OPENINGS = (
@@ -102,7 +102,9 @@ BIOS = ("Reads more than writes.", "Here for the pictures.", "Asks too many ques
 
 
 def fill(database: Database, rng: random.Random) -> None:
-    others = rng.sample([f"{adjective}_{animal}" for adjective in ADJECTIVES for animal in ANIMALS], NUM_MEMBERS - 1)
+    others = rng.sample(
+        [f"{adjective}_{animal}" for adjective in ADJECTIVES.split() for animal in ANIMALS.split()], NUM_MEMBERS - 1
+    )
     members = ["maple_finch", *others]
     for name, created in zip(members, times(rng, NUM_MEMBERS, 1500), strict=True):
         bio = "Bakes on Sundays." if name == "maple_finch" else rng.choice(BIOS)
@@ -118,7 +120,7 @@ def fill(database: Database, rng: random.Random) -> None:
 def _fill_posts(database: Database, rng: random.Random) -> None:
     titles = []
     for forum_id, (_, _, subjects) in enumerate(FORUMS.values(), 1):
-        pairs = list(zip(cycled(rng, OPENINGS, POSTS_PER_FORUM), subjects * 2, strict=True))
+        pairs = list(zip(cycled(rng, OPENINGS, POSTS_PER_FORUM), subjects.split("|") * 2, strict=True))
         titles += [(forum_id, opening.format(subject)) for opening, subject in dict.fromkeys(pairs)]
     rng.shuffle(titles)
     own = set(rng.sample(range(len(titles)), NUM_OWN_POSTS))

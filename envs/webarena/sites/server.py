@@ -83,7 +83,9 @@ class Sites:
     def check(self) -> None:
         """Raise WorldError if a page failed, so that the episode is not judged."""
         if self._server is not None and self._server.database.error:
-            raise WorldError(f"WebArena sites: a page failed; got {self._server.database.error}. Reset the environment.")
+            raise WorldError(
+                f"WebArena sites: a page failed; got {self._server.database.error}. Reset the environment."
+            )
 
     def close(self) -> None:
         """End the server; safe to call twice."""
@@ -130,5 +132,7 @@ class _Server:
 
 
 class _QuietHandler(WSGIRequestHandler):
+    disable_nagle_algorithm = True  # else the body waits 40 ms for the receipt of the headers
+
     def log(self, *args: Any) -> None:
         pass  # a line per request would bury what the training prints

@@ -336,7 +336,8 @@ def account() -> ResponseReturnValue:
     if request.method == "POST":
         try:
             g.db.run(
-                "UPDATE customers SET name = ?, phone = ?, street = ?, city = ?, postcode = ?, newsletter = ? WHERE id = ?",
+                "UPDATE customers SET name = ?, phone = ?, street = ?, city = ?, postcode = ?, newsletter = ? "
+                "WHERE id = ?",
                 text("name", "Name", max_chars=100),
                 text("phone", "Phone", required=False, max_chars=40),
                 text("street", "Street", max_chars=200),

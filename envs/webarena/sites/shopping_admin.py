@@ -44,7 +44,8 @@ def home() -> ResponseReturnValue:
         GROUP BY p.id ORDER BY sold DESC, i.name LIMIT 5""")
     totals = g.db.first("""
         SELECT count(*) AS orders, sum(total) AS revenue,
-            (SELECT count(*) FROM customers) AS customers, (SELECT count(*) FROM reviews WHERE status = 'pending') AS pending
+            (SELECT count(*) FROM customers) AS customers,
+            (SELECT count(*) FROM reviews WHERE status = 'pending') AS pending
         FROM orders WHERE status != 'Canceled'""")
     return render_template("shopping_admin/home.html", best=best, totals=totals)
 
@@ -58,7 +59,8 @@ def products() -> ResponseReturnValue:
     where = {"enabled": "p.is_enabled", "disabled": "NOT p.is_enabled", "out": "p.quantity = 0"}
     sql = f"""
         SELECT p.*, c.name AS category FROM products p JOIN categories c ON c.id = p.category_id
-        WHERE (p.name LIKE ? ESCAPE '\\' OR p.sku = ?) AND {where.get(request.args.get("show", ""), "1")} ORDER BY p.name"""
+        WHERE (p.name LIKE ? ESCAPE '\\' OR p.sku = ?) AND {where.get(request.args.get("show", ""), "1")}
+        ORDER BY p.name"""
     return render_template("shopping_admin/products.html", page=paginate(sql, like(words), words.upper()))
 
 

@@ -201,7 +201,7 @@ def members(owner: str, path: str) -> ResponseReturnValue:
 @login_required
 def remove_member(owner: str, path: str, username: str) -> ResponseReturnValue:
     row = writable(find_project(owner, path))
-    sql = "DELETE FROM project_members WHERE project_id = ? AND developer_id = (SELECT id FROM developers WHERE username = ?)"
-    g.db.run(sql, row["id"], username)
+    developer_id = g.db.value("SELECT id FROM developers WHERE username = ?", username)
+    g.db.run("DELETE FROM project_members WHERE project_id = ? AND developer_id = ?", row["id"], developer_id)
     flash(f"{username} is removed.")
     return redirect(url_for(".members", owner=owner, path=path))
