@@ -175,10 +175,11 @@ class WebArenaEnv(WebEnv):
 
     def _open(self, index: int) -> WebPage:
         self._check([index])
-        if self._page is not None:
-            self._page.close()
         self._config = tasks.render(self._configs[index], self._urls)
-        page = self._window()
+        old, self._page = self._page, self._window()  # in this order, or a browser without windows would end
+        if old is not None:
+            old.close()
+        page = self._page
         self._requests = self._log(page) if self.task_set == "verified" else None
         starts = tasks.start_urls(self._config)
         for number, url in enumerate(starts):
@@ -186,7 +187,8 @@ class WebArenaEnv(WebEnv):
                 page.new_tab()
             page.goto(url)
             if page.error:
-                page.close()
+                page.goto(url)  # once more: a site that was just reset answers slowly
+            if page.error:
                 raise WorldError(f"WebArenaEnv: a task's start page must open; got {page.error} Check the site.")
         if len(starts) > 1:
             page.tab_focus(0)
@@ -194,7 +196,8 @@ class WebArenaEnv(WebEnv):
 
     def _window(self) -> WebPage:
         """Return a window at no page yet, logged in, that reaches the task's sites."""
-        from rllm_gym.envs.web.page import WebPage  # loads Playwright
+        from rllm_gym.envs.web.browser import Browser  # loads Playwright
+        from rllm_gym.envs.web.page import WebPage
 
         names, logins = self._config["sites"], tasks.login_sites(self._config)
         if self.task_set == "embedded":
@@ -205,7 +208,11 @@ class WebArenaEnv(WebEnv):
         addresses = [self._urls[name] for name in names] + tasks.start_urls(self._config)
         if len(names) > 1 and "homepage" in self._urls:
             addresses.append(self._urls["homepage"])  # where an agent finds the way from one site to another
-        return WebPage(addresses, storage_state=self._storage_state(logins))
+        browser = Browser.shared()  # one for the log-in and the window
+        try:
+            return WebPage(addresses, storage_state=self._storage_state(logins))
+        finally:
+            browser.release()
 
     def _log(self, page: WebPage) -> RequestLog:
         from rllm_gym.envs.webarena.request_log import RequestLog
