@@ -22,8 +22,8 @@ class PolicyLearner(DeepSpeedLearner):
     first step).
     """
 
-    MEAN_STATS = ("policy_loss", "kl", "ref_kl", "clip_fraction", "entropy", "logp_difference_mean")
-    MAX_STATS = ("logp_difference_max",)
+    MEAN_STATS: tuple[str, ...] = ("policy_loss", "kl", "ref_kl", "clip_fraction", "entropy", "logp_difference_mean")
+    MAX_STATS: tuple[str, ...] = ("logp_difference_max",)
 
     def build(self) -> None:
         super().build()

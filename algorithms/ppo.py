@@ -198,6 +198,8 @@ class PPOLearner(PolicyLearner):
             self._hold_shared_policy(module_id, self.is_warming_up)
         # The world's last reply has no bound; what samplers could not have read, the critic need not.
         metrics = super()._update_module(module_id, batch.cut(self.config.max_model_len))
+        if self.is_warming_up:
+            self._num_policy_steps = 0  # a shared critic's steps, too, leave the samplers' weights as they are
         metrics["explained_variance"] = self._explained_variance
         if self._has_separate_critic:
             metrics["critic_gradient_norm"] = self.mean_gradient_norm(self._critic_of(module_id))
@@ -209,13 +211,6 @@ class PPOLearner(PolicyLearner):
         groups = self.engines[module_id].basic_optimizer.param_groups
         for group, weight_decay in zip(groups, self._weight_decays[module_id], strict=True):
             group["weight_decay"] = 0.0 if is_held else weight_decay
-
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        version = self._weights_seq_no
-        result = super().update(*args, **kwargs)
-        if self.is_warming_up:
-            self._weights_seq_no = version  # a shared critic's step, too, leaves the samplers' weights as they are
-        return result
 
     def prepare_batch(self, module_id: str, batch: Batch) -> None:
         """Add values, their targets and advantages, all as they are before the first step."""

@@ -11,9 +11,10 @@ from rllm_gym.evaluation.evaluate import read_config
 MODULES = Path("learner_group") / "learner" / "rl_module"
 
 
-def module_ids(checkpoint: Path) -> list[str]:
-    """Return the ids of the policies in a checkpoint."""
-    return sorted(path.parent.name for path in (checkpoint / MODULES).glob("*/module_state.*"))
+def policy_ids(checkpoint: Path, config: Any) -> list[str]:
+    """Return the ids of the policies in a checkpoint; what else it holds (critics) only learners use."""
+    modules = [path.parent.name for path in (checkpoint / MODULES).glob("*/module_state.*")]
+    return sorted(module_id for module_id in modules if module_id in config.policies)
 
 
 def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, overwrite: bool = False) -> str:
@@ -31,8 +32,8 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
         raise ConfigError(f"export: the folder must be empty; got {str(folder)!r}. Choose another one, or use --force.")
-    chosen = _choose(checkpoint, module)
     _, config = read_config(checkpoint)
+    chosen = _choose(checkpoint, policy_ids(checkpoint, config), module)
     policy = _load_policy(checkpoint / MODULES / chosen)
     base_model = policy.model_config["base_model"]
     lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
@@ -45,8 +46,7 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     return chosen
 
 
-def _choose(checkpoint: Path, module: str | None) -> str:
-    known = module_ids(checkpoint)
+def _choose(checkpoint: Path, known: list[str], module: str | None) -> str:
     if not known:
         raise ConfigError(f"export: {str(checkpoint)!r} holds no policy.")
     if module is None:

@@ -93,7 +93,7 @@ class DeepSpeedLearner(TorchLearner):
 
     def _deepspeed_config(self, module_id: str, num_parameters: int) -> dict[str, Any]:
         # On CPU the default bucket of 5e8 elements allocates 2 GB in every backward pass.
-        bucket = min(int(5e8), num_parameters)
+        bucket = min(int(5e8), num_parameters + num_parameters % 2)  # it wants an even number
         generated = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,  # the boundary is set by hand, see _step
