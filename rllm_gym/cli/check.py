@@ -13,7 +13,7 @@ from typing import Any
 from rllm_gym.cli.experiment import Experiment
 from rllm_gym.cli.options import import_object, option_hints, takes_object, type_fault, unknown_option
 from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
-from rllm_gym.cli.sweeps import candidates, combinations, find_samplers, is_sampler, sampler_fault
+from rllm_gym.cli.sweeps import candidates, combinations, find_samplers, is_sampler, make_scheduler, sampler_fault
 from rllm_gym.errors import ConfigError, nearest
 
 # What every result offers to `stop` at its top; below `env_runners/` and `evaluation/` the names are known too.
@@ -62,7 +62,7 @@ def check_experiment(experiment: Experiment, *, allow_lookup: bool) -> Checked:
 
     faults: list[str] = []
     source = experiment.source
-    faults += _stop_faults(experiment) + _checkpoint_faults(experiment)
+    faults += _stop_faults(experiment) + _checkpoint_faults(experiment) + _scheduler_faults(experiment)
     try:
         algorithm = get_algorithm_class(experiment.run)
     except ConfigError as error:
@@ -147,6 +147,16 @@ def _checkpoint_faults(experiment: Experiment) -> list[str]:
         except ValueError as error:
             faults.append(experiment.source.fault(("checkpoint_config",), f"checkpoint_config: {error}"))
     return faults
+
+
+def _scheduler_faults(experiment: Experiment) -> list[str]:
+    try:
+        scheduler = make_scheduler(experiment.scheduler)
+    except ConfigError as error:
+        return [experiment.source.fault(("scheduler",), one_line(error))]
+    if scheduler is not None and (reason := _unknown_result(scheduler.metric)):
+        return [experiment.source.fault(("scheduler", "metric"), reason.replace("stop:", "scheduler: metric:", 1))]
+    return []
 
 
 # --- config ---

@@ -39,7 +39,7 @@ def dry_run_report(checked: Checked) -> str:
         if name != "env" and (name in config or _has_sampler(value) or value != getattr(default, name))
     }
     spec: dict[str, Any] = {"run": experiment.run, "env": checked.config["env"]}
-    for key in ("stop", "checkpoint_config"):
+    for key in ("stop", "checkpoint_config", "scheduler"):
         if getattr(experiment, key):
             spec[key] = getattr(experiment, key)
     if experiment.num_samples > 1:

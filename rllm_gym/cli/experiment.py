@@ -10,7 +10,7 @@ from typing import Any
 from rllm_gym.cli.source import ExperimentError, KeyPath, Source, parse_yaml, read_yaml
 from rllm_gym.errors import nearest
 
-KEYS = ("run", "env", "stop", "config", "checkpoint_config", "num_samples")
+KEYS = ("run", "env", "stop", "config", "checkpoint_config", "num_samples", "scheduler")
 
 
 @dataclass
@@ -25,10 +25,12 @@ class Experiment:
     config: dict[str, Any] = field(default_factory=dict)
     checkpoint_config: dict[str, Any] = field(default_factory=dict)
     num_samples: int = 1
+    scheduler: dict[str, Any] = field(default_factory=dict)
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read a file of the shape `name: {run, env, stop, config, checkpoint_config, num_samples}`.
+    """Read a file of the shape `name: {run, env, stop, config, checkpoint_config, num_samples,
+    scheduler}`.
 
     Raises:
         ExperimentError: what is wrong with the file's shape, one line per fault.
@@ -58,6 +60,7 @@ def experiment_from_options(
     stop: str | None,
     checkpoint_config: str | None,
     num_samples: int,
+    scheduler: str | None,
     name: str | None,
 ) -> Experiment:
     """Make the same record from command line options; the mappings are JSON or YAML text."""
@@ -67,7 +70,8 @@ def experiment_from_options(
     spec: dict[str, Any] = {"run": algo, "num_samples": num_samples}
     if env is not None:
         spec["env"] = env
-    for key, text in (("config", config), ("stop", stop), ("checkpoint_config", checkpoint_config)):
+    texts = {"config": config, "stop": stop, "checkpoint_config": checkpoint_config, "scheduler": scheduler}
+    for key, text in texts.items():
         if text is not None:
             flag = f"--{key.replace('_', '-')}"
             spec[key], _ = parse_yaml(text, flag, with_lines=False)
@@ -95,7 +99,7 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
                 else f"did you mean {nearest(key, KEYS)!r}?"
             )
             fault((key,), f"unknown key {key!r}; {hint}")
-    for key in ("stop", "config", "checkpoint_config"):
+    for key in ("stop", "config", "checkpoint_config", "scheduler"):
         if not isinstance(spec.get(key) or {}, dict):
             fault((key,), f"{key} must be a mapping; got {spec[key]!r}.")
     config = dict(spec.get("config") or {}) if isinstance(spec.get("config") or {}, dict) else {}
@@ -121,6 +125,7 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
         config=config,
         checkpoint_config=dict(spec.get("checkpoint_config") or {}),
         num_samples=num_samples,
+        scheduler=dict(spec.get("scheduler") or {}),
     )
 
 

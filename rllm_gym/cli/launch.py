@@ -20,7 +20,7 @@ from rllm_gym.cli.memory import MemoryMeter
 from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
-from rllm_gym.cli.sweeps import num_trials, to_tune
+from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.errors import ConfigError
 
 ERROR_LINES = 15
@@ -109,6 +109,7 @@ def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, ve
                 name=experiment.name,
                 config=to_tune(checked.config),
                 stop=stopper,
+                scheduler=make_scheduler(experiment.scheduler),
                 num_samples=experiment.num_samples,
                 storage_path=str(runs.absolute()),
                 checkpoint_config=tune.CheckpointConfig(**{"checkpoint_at_end": True, **experiment.checkpoint_config}),

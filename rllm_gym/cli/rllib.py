@@ -32,9 +32,7 @@ RUNS = Path("runs")
 
 @train_app.command("file")
 def train_file(
-    path: Annotated[
-        Path, typer.Argument(help="YAML: `name: {run, env, stop, config, checkpoint_config, num_samples}`.")
-    ],
+    path: Annotated[Path, typer.Argument(help="YAML: `name: {run, env, stop, config, checkpoint_config, ...}`.")],
     resume: Resume = False,
     dry_run: DryRun = False,
     ray_address: RayAddress = None,
@@ -55,6 +53,7 @@ def train_options(
     stop: Annotated[str | None, typer.Option(help="When to end, as JSON: '{\"training_iteration\": 10}'.")] = None,
     checkpoint_config: Annotated[str | None, typer.Option(help="When to save, as JSON.")] = None,
     num_samples: Annotated[int, typer.Option(help="Trials of every grid point.")] = 1,
+    scheduler: Annotated[str | None, typer.Option(help='Of a sweep, as JSON: \'{"type": "asha", ...}\'.')] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default: algorithm and environment.")] = None,
     resume: Resume = False,
     dry_run: DryRun = False,
@@ -76,6 +75,7 @@ def train_options(
             stop=stop,
             checkpoint_config=checkpoint_config,
             num_samples=num_samples,
+            scheduler=scheduler,
             name=name,
         )
         _train(experiment, resume, dry_run, ray_address, storage_path, verbose)

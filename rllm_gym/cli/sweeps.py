@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from rllm_gym.cli.source import KeyPath
+from rllm_gym.errors import ConfigError, nearest
 
 LISTS = ("grid_search", "choice")
 # name: (number of arguments, whether all are whole numbers); the first two are the bounds. Of whole numbers, the upper
@@ -21,6 +23,7 @@ RANGES = {
     "lograndint": (2, True),
 }
 MAX_COMBINATIONS = 64
+SCHEDULERS = {"asha": "ASHAScheduler", "hyperband": "HyperBandScheduler", "median_stopping_rule": "MedianStoppingRule"}
 
 
 def is_sampler(value: Any) -> bool:
@@ -99,3 +102,34 @@ def to_tune(config: Any) -> Any:
         make = getattr(tune, kind)
         chosen[path] = make(arguments) if kind in LISTS else make(*arguments)
     return _with_values(config, chosen)
+
+
+def make_scheduler(scheduler: dict[str, Any]) -> Any:
+    """Return Tune's scheduler of `{type: asha, metric: ..., mode: max, ...}`; None without one.
+
+    Raises:
+        ConfigError: names the key that is wrong.
+    """
+    from ray.tune import schedulers
+
+    if not scheduler:
+        return None
+    arguments = dict(scheduler)
+    kind = arguments.pop("type", None)
+    if kind not in SCHEDULERS:
+        raise ConfigError(f"scheduler: type must be one of {', '.join(SCHEDULERS)}; got {kind!r}.")
+    make = getattr(schedulers, SCHEDULERS[kind])
+    known = [name for name in inspect.signature(make).parameters if name != "time_attr"]
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(f"scheduler: unknown key {name!r}; did you mean {nearest(str(name), known)!r}?")
+    if not isinstance(arguments.get("metric"), str):
+        raise ConfigError(
+            f"scheduler: metric must name a result, such as env_runners/success_rate; got {arguments.get('metric')!r}."
+        )
+    if arguments.setdefault("mode", "max") not in ("min", "max"):
+        raise ConfigError(f"scheduler: mode must be min or max; got {arguments['mode']!r}.")
+    try:
+        return make(**arguments)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"scheduler: {kind}: {error}") from error

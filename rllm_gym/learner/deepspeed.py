@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import tempfile
@@ -255,6 +256,7 @@ class DeepSpeedLearner(TorchLearner):
         result = super().update(*args, **kwargs)
         if self._num_policy_steps == 0:
             self._weights_seq_no -= 1
+        _give_back_freed_memory()
         return result
 
     def _log_trainable_parameters(self) -> None:
@@ -335,6 +337,13 @@ def _cannot_load(path: str) -> str:
         f"ZeRO stage "
         "that wrote it, or start a new run from its exported model."
     )
+
+
+def _give_back_freed_memory() -> None:
+    """Return the C heap's free pages to the system: sequences of ever new lengths fragment it, train step by step."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def _world_size() -> int:
