@@ -9,6 +9,9 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
 
 register_text_env("rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv")
+register_text_env("rllm_gym/MiniWoB-v0", "rllm_gym.envs.miniwob.env:MiniWoBEnv")
 register_text_env("rllm_gym/SciWorld-v0", "rllm_gym.envs.sciworld.env:SciWorldEnv")
 register_text_env("rllm_gym/SearchQA-v0", "rllm_gym.envs.searchqa.env:SearchQAEnv")
 register_text_env("rllm_gym/TextCraft-v0", "rllm_gym.envs.textcraft.env:TextCraftEnv")
+register_text_env("rllm_gym/TextWorld-v0", "rllm_gym.envs.textworld.env:TextWorldEnv")
+register_text_env("rllm_gym/WebArena-v0", "rllm_gym.envs.webarena.env:WebArenaEnv")

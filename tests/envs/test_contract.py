@@ -18,13 +18,20 @@ import rllm_gym  # noqa: F401  (registers the worlds)
 IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
 MAX_EXPERT_TURNS = 200
 # Where a reset takes more than 1 ms; else 10,000.
-NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100}
+NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100, "rllm_gym/TextWorld-v0": 100}
 # A world with a process of its own shows a bound of the whole, in bytes, instead of a growth by resets.
 BOUND = {"rllm_gym/SciWorld-v0": 1.5e9}
 # Where an expert's episode takes seconds: items with short ones, of both splits.
 QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252, 4340, 4377, 4465, 4502, 4590]}
+QUICK_ITEMS["rllm_gym/TextWorld-v0"] = [1, 2, 3, 11, 12, 13, 1801, 1802]  # each is made anew in every process
 NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
 
+NUM_RESETS["rllm_gym/MiniWoB-v0"] = 100
+BOUND["rllm_gym/MiniWoB-v0"] = 1.5e9
+QUICK_ITEMS["rllm_gym/MiniWoB-v0"] = [f"miniwob_{task}" for task in ("click-tab", "enter-text", "find-word", "read-table")]
+NUM_RESETS["rllm_gym/WebArena-v0"] = 100
+BOUND["rllm_gym/WebArena-v0"] = 1.5e9
+QUICK_ITEMS["rllm_gym/WebArena-v0"] = [0, 6, 24, 30, 91, 244, 307, 331, 336, 357]
 pytestmark = pytest.mark.parametrize("env_id", IDS)
 
 
@@ -164,11 +171,12 @@ def test_vector_environments_pass_each_world_its_own_text(env_id, mode):
     vector = gymnasium.make_vec(f"rllm_gym:{env_id}", num_envs=2, vectorization_mode=mode, **defaults(env_id))
     try:
         observations, infos = vector.reset(seed=[5, 6])
-        assert observations == tuple(env.reset(seed=seed)[0] for env, seed in zip(singles, (5, 6), strict=True))
+        first = tuple(env.reset(seed=seed)[0] for env, seed in zip(singles, (5, 6), strict=True))
+        assert observations == first
         assert list(infos["item_id"]) == [env.unwrapped._info()["item_id"] for env in singles]
         replies = vector.step(texts)[0]
         assert replies == tuple(env.step(text)[0] for env, text in zip(singles, texts, strict=True))
-        assert len(observations[0]) > len(replies[0])  # the first batch is a copy, not a view
+        assert observations == first  # a copy, not a view of what the next step overwrites
     finally:
         vector.close()
 
