@@ -12,6 +12,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllm_gym.algorithms.algorithm import LLMAlgorithm
 from rllm_gym.algorithms.config import LLMConfig
+from rllm_gym.algorithms.functional import KL_KINDS
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.learner.connectors import ADVANTAGE, GROUP, EpisodeData, num_tokens, streams, trainable_streams
 from rllm_gym.rollout.env_runner import RLlibEpisode
@@ -29,6 +30,9 @@ class PolicyGradientConfig(LLMConfig):
         self.clip_high: float = 0.2
         self.kl_coeff: float = 0.0
         self.kl_kind: str = "k3"
+        self.kl_in: str = "loss"
+        self.kl_target: float | None = None
+        self.kl_rate: float = 0.1
         self.entropy_coeff: float = 0.0
         self.old_logp: str = "rollout"
         self.importance_correction: str = "off"
@@ -42,7 +46,10 @@ class PolicyGradientConfig(LLMConfig):
         clip_low: float = NotProvided,
         clip_high: float = NotProvided,
         kl_coeff: float = NotProvided,
-        kl_kind: Literal["k1", "k2", "k3"] = NotProvided,
+        kl_kind: Literal["k1", "k2", "k3", "low_variance"] = NotProvided,
+        kl_in: Literal["loss", "reward"] = NotProvided,
+        kl_target: float | None = NotProvided,
+        kl_rate: float = NotProvided,
         entropy_coeff: float = NotProvided,
         old_logp: Literal["rollout", "recompute"] = NotProvided,
         importance_correction: Literal["off", "truncated"] = NotProvided,
@@ -57,6 +64,10 @@ class PolicyGradientConfig(LLMConfig):
             clip_low, clip_high: how far the probability ratio may fall below and rise above 1.
             kl_coeff: weight of the KL to the frozen `base_model`; 0 keeps no reference model in memory.
             kl_kind: the estimator, see `rllm_gym.algorithms.functional.kl_estimate`.
+            kl_in: where the KL stands: `loss`, or `reward`, as a penalty on every sampled token.
+            kl_target: nats per token; makes `kl_coeff` follow after every train step, so that the KL stays there; None
+                keeps it fixed. See `rllm_gym.algorithms.functional.adaptive_kl_coeff`.
+            kl_rate: how fast it follows.
             entropy_coeff: weight of an entropy bonus.
             old_logp: log-probabilities of the sampling policy: as the sampler recorded them, or recomputed by the
                 trainer.
@@ -71,6 +82,9 @@ class PolicyGradientConfig(LLMConfig):
             clip_high=clip_high,
             kl_coeff=kl_coeff,
             kl_kind=kl_kind,
+            kl_in=kl_in,
+            kl_target=kl_target,
+            kl_rate=kl_rate,
             entropy_coeff=entropy_coeff,
             old_logp=old_logp,
             importance_correction=importance_correction,
@@ -87,13 +101,21 @@ class PolicyGradientConfig(LLMConfig):
             return
         who = type(self).__name__
         self._check_at_least(
-            clip_low=0, clip_high=0, kl_coeff=0, entropy_coeff=0, max_empty_steps=1, max_refill_rounds=0
+            clip_low=0, clip_high=0, kl_coeff=0, kl_rate=0, entropy_coeff=0, max_empty_steps=1, max_refill_rounds=0
         )
         self._check_one_of(
-            kl_kind=("k1", "k2", "k3"),
+            kl_kind=KL_KINDS,
+            kl_in=("loss", "reward"),
             old_logp=("rollout", "recompute"),
             importance_correction=("off", "truncated"),
         )
+        if self.kl_target is not None:
+            self._check_at_least(kl_target=0)
+        if self.kl_target is not None and 0 in (self.kl_target, self.kl_coeff):
+            raise ConfigError(
+                f"{who}: kl_target and the kl_coeff to begin with must be above 0; got {self.kl_target} and "
+                f"{self.kl_coeff}. Set both, or kl_target: null for a fixed coefficient."
+            )
         if self.temperature == 0:
             raise ConfigError(
                 f"{who}: training needs temperature above 0, or a group's episodes are all the same; got 0."

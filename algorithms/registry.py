@@ -13,6 +13,9 @@ ALGORITHMS = {
     "SFT": "rllm_gym.algorithms.sft:SFT",
     "AgentEvol": "rllm_gym.algorithms.agent_evol:AgentEvol",
     "DPO": "rllm_gym.algorithms.dpo:DPO",
+    "RLOO": "rllm_gym.algorithms.rloo:RLOO",
+    "ReinforcePP": "rllm_gym.algorithms.reinforce_pp:ReinforcePP",
+    "ReMax": "rllm_gym.algorithms.remax:ReMax",
 }
 
 

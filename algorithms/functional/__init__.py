@@ -12,7 +12,7 @@ from rllm_gym.algorithms.functional.advantages import (
     step_group_advantage,
     whiten,
 )
-from rllm_gym.algorithms.functional.kl import adaptive_kl_coeff, kl_estimate
+from rllm_gym.algorithms.functional.kl import KL_KINDS, adaptive_kl_coeff, kl_estimate
 from rllm_gym.algorithms.functional.losses import (
     averaging_weight,
     clipped_surrogate,
@@ -20,6 +20,7 @@ from rllm_gym.algorithms.functional.losses import (
     dpo_loss,
     negative_log_likelihood,
     sequence_clipped_surrogate,
+    sequence_ratio,
     truncated_importance_weight,
 )
 from rllm_gym.algorithms.functional.returns import discounted_return, explained_variance, gae
@@ -30,6 +31,7 @@ from rllm_gym.algorithms.functional.rewards import (
 )
 
 __all__ = [
+    "KL_KINDS",
     "adaptive_kl_coeff",
     "averaging_weight",
     "clipped_surrogate",
@@ -47,6 +49,7 @@ __all__ = [
     "leave_one_out_advantage",
     "negative_log_likelihood",
     "sequence_clipped_surrogate",
+    "sequence_ratio",
     "soft_overlong_penalty",
     "step_group_advantage",
     "truncated_importance_weight",

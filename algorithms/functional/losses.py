@@ -83,13 +83,18 @@ def sequence_clipped_surrogate(
     Returns:
         float scalar; sequences without a sampled token add nothing.
     """
-    num_B = mask_BT.sum(1)
-    ratio_B = (_masked_difference(logp_BT, old_logp_BT, mask_BT).sum(1) / num_B.clamp(min=1)).exp()
-    advantage_B = hide(advantage_B, num_B > 0)
+    is_sampled_B = mask_BT.any(1)
+    ratio_B = sequence_ratio(logp_BT, old_logp_BT, mask_BT)
+    advantage_B = hide(advantage_B, is_sampled_B)
     gain_B = torch.minimum(ratio_B * advantage_B, ratio_B.clamp(1 - clip_low, 1 + clip_high) * advantage_B)
     if weight_B is not None:
-        gain_B = gain_B * hide(weight_B.detach(), num_B > 0)
+        gain_B = gain_B * hide(weight_B.detach(), is_sampled_B)
     return -_average(gain_B, num_sequences)
+
+
+def sequence_ratio(logp_BT: torch.Tensor, old_logp_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return float [B], s_b of `sequence_clipped_surrogate`; 1 without a sampled token."""
+    return (_masked_difference(logp_BT, old_logp_BT, mask_BT).sum(1) / mask_BT.sum(1).clamp(min=1)).exp()
 
 
 def clipped_value_loss(

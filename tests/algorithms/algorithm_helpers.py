@@ -52,11 +52,11 @@ def make_pass_the_word(config):
     return PassTheWord(**config)
 
 
-def toy_config(base_model, env: str = "say_the_word", **options):
-    """GRPO on a toy world: 8 groups of 16 episodes of one turn, two seconds a train step."""
-    from rllm_gym.algorithms.grpo import GRPOConfig
+def toy_config(base_model, env: str = "say_the_word", method: str = "GRPO", **options):
+    """A method on a toy world: 8 groups of 16 episodes of one turn, two seconds a train step."""
+    from rllm_gym.algorithms.registry import get_algorithm_class
 
-    config = GRPOConfig().environment(env)
+    config = get_algorithm_class(method).get_default_config().environment(env)
     defaults = {
         "base_model": str(base_model),
         "max_model_len": 256,

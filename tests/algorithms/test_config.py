@@ -31,7 +31,7 @@ def validated(**options) -> GRPOConfig:
         ({"zero_stage": 4}, "zero_stage must be one of 0, 1, 2, 3; got 4."),
         ({"importance_correction": "truncated"}, "Set old_logp: recompute."),
         ({"lr": [[0, 1e-4], [9, 1e-5]]}, "lr must be a number"),
-        ({"kl_kind": "k9"}, "kl_kind must be one of k1, k2, k3; got 'k9'."),
+        ({"kl_kind": "k9"}, "kl_kind must be one of k1, k2, k3, low_variance; got 'k9'."),
         ({"clip_low": -1}, "clip_low must be a number of at least 0; got -1."),
         ({"max_episode_steps": 0}, "max_episode_steps must be a whole number of at least 1; got 0."),
         ({"scaling_inter": {"type": "stepwise", "horizons": []}}, "horizons must be a list of turns"),

@@ -1,0 +1,39 @@
+"""RLOO: REINFORCE with the mean of the group's other episodes as baseline."""
+
+from __future__ import annotations
+
+import torch
+
+from rllm_gym.algorithms.functional import leave_one_out_advantage
+from rllm_gym.algorithms.group_method import GroupLearner, GroupMethod, GroupMethodConfig
+
+
+class RLOOConfig(GroupMethodConfig):
+    """Configuration of RLOO.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740. As there, the return holds the KL to the reference
+    (`kl_in="reward"`), once `kl_coeff` is above 0.
+
+    Differs: the loss is the clipped surrogate, whose gradient is REINFORCE's at the first optimizer step and which
+    holds further ones (`num_epochs`, `num_minibatches`) near the sampling policy. A group of equal returns is dropped.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or RLOO)
+        self.kl_in = "reward"
+        self.kl_kind = "k1"
+        self.learners(learner_class=GroupLearner)
+
+    def get_default_learner_class(self) -> type[GroupLearner]:
+        return GroupLearner
+
+    def group_advantage(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
+        return leave_one_out_advantage(return_N, group_N)
+
+
+class RLOO(GroupMethod):
+    """Samples groups of episodes of the same task and reinforces each by its return less the mean of the others'."""
+
+    @classmethod
+    def get_default_config(cls) -> RLOOConfig:
+        return RLOOConfig()
