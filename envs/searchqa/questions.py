@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rllm_gym.envs.searchqa.retrievers import need
 from rllm_gym.errors import ConfigError
 
 # First item and the one after the last, by dataset and split of its source: the item ranges of AgentGym's SearchQA
@@ -84,8 +85,7 @@ class FileQuestions:
     categories = DATASETS
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        import pyarrow  # columns of Arrow take a quarter of the memory of Python's objects
-
+        pyarrow: Any = need("pyarrow")  # columns of Arrow take a quarter of the memory of Python's objects
         rows: dict[int, tuple[str, list[str]]] = {}
         counts: dict[tuple[str, str], int] = {}
         for path in _files(paths):
@@ -148,13 +148,15 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows of a file, with their numbers counted from 1."""
     if path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        file = parquet.ParquetFile(path)
+        pyarrow, parquet = need("pyarrow"), need("pyarrow.parquet", "pyarrow")
+        try:
+            file = parquet.ParquetFile(path)
+        except pyarrow.ArrowException as e:
+            raise ConfigError(f"SearchQAEnv: {path} must be a Parquet file; got {e}. Correct it.") from e
         batches = file.iter_batches(columns=[name for name in file.schema_arrow.names if name in _COLUMNS])
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         return
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
@@ -167,32 +169,39 @@ def _parse(row: Any, path: Path, line: int, counts: dict[tuple[str, str], int]) 
     """Return the number, question and answers of a row."""
     if not isinstance(row, dict):
         raise _bad_row(path, line, "must be an object", row)
-    extra = row.get("extra_info") or {}
-    split = "train" if "train" in str(extra.get("split") or path.stem) else "test"
-    key = (row.get("data_source"), split)
+    extra = row.get("extra_info")
+    split = "train" if "train" in str(_inside(extra, "split") or path.stem) else "test"
+    key = (str(row.get("data_source")), split)
     if key not in AGENTGYM_RANGES:
         raise _bad_row(path, line, f"must have a data_source of {', '.join(DATASETS)} with a {split} split", key[0])
     start, stop = AGENTGYM_RANGES[key]
-    index = extra.get("index")
+    index = _inside(extra, "index")
     if index is None:
         index = counts[key] = counts.get(key, -1) + 1
-    if not isinstance(index, int) or not 0 <= index < stop - start:
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < stop - start:
         raise _bad_row(path, line, f"must have an index below {stop - start} in {key[0]}'s {split} split", index)
-    target = ((row.get("reward_model") or {}).get("ground_truth") or {}).get("target")
-    answers = row.get("golden_answers") if target is None else target
+    answers = _inside(row, "reward_model", "ground_truth", "target")
+    answers = row.get("golden_answers") if answers is None else answers
     answers = [answers] if isinstance(answers, str) else answers
-    if not answers or not all(isinstance(answer, str) for answer in answers):
+    if not (isinstance(answers, list) and answers and all(isinstance(answer, str) for answer in answers)):
         raise _bad_row(path, line, "must have answers in reward_model.ground_truth.target or golden_answers", answers)
     question = row.get("question") or _from_prompt(row.get("prompt"))
-    if not question:
+    if not (isinstance(question, str) and question.strip()):
         raise _bad_row(path, line, "must have a question, or a prompt with one after 'Question:'", row.get("prompt"))
     return start + index, question.strip(), answers
+
+
+def _inside(value: Any, *keys: str) -> Any:
+    """Return what nested objects hold under some keys, or None where one of them is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _from_prompt(prompt: Any) -> str:
     try:
         return prompt[-1]["content"].rpartition("Question:")[2].strip()
-    except (TypeError, KeyError, IndexError):
+    except (AttributeError, TypeError, KeyError, IndexError):
         return ""
 
 

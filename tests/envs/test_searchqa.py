@@ -341,6 +341,12 @@ def test_a_world_of_files_plays_them_with_their_datasets_as_categories(tmp_path)
         (row_of(answers=()), "must have answers"),
         (row_of(question="", prompt=None), "must have a question"),
         (["nq"], "must be an object"),
+        ({"data_source": ["nq"], "question": "Q?", "golden_answers": ["a"]}, "must have a data_source of nq"),
+        ({"data_source": "nq", "question": 7, "golden_answers": ["a"]}, "must have a question"),
+        ({"data_source": "nq", "prompt": "Question: Q?", "golden_answers": ["a"]}, "must have a question"),
+        ({"data_source": "nq", "question": "Q?", "golden_answers": 5}, "must have answers"),
+        ({"data_source": "nq", "question": "Q?", "reward_model": "x", "extra_info": "y"}, "must have answers"),
+        ({"data_source": "nq", "question": "Q?", "extra_info": {"index": True}}, "index below 3610"),
     ],
 )
 def test_a_bad_row_is_named_in_one_line(tmp_path, row, message):
@@ -353,6 +359,10 @@ def test_a_bad_row_is_named_in_one_line(tmp_path, row, message):
 def test_two_rows_of_one_number_and_broken_json_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"row 2 of .* number of another row; got '3 twice'"):
         FileQuestions([write_jsonl(tmp_path / "test.jsonl", [row_of("nq", 3)] * 2)])
+    (tmp_path / "test.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(ConfigError, match=r"^SearchQAEnv: .*test\.parquet must be a Parquet file; got [^\n]*$"):
+        FileQuestions([tmp_path / "test.parquet"])
+    (tmp_path / "test.parquet").unlink()
     (tmp_path / "test.jsonl").write_text("{")
     with pytest.raises(ConfigError, match=r"row 1 of .* must be JSON"):
         FileQuestions([tmp_path])
