@@ -51,6 +51,8 @@ class ChatTokenizer:
             as it is); None for the tokenizer of the shipped model.
         chat_template: Jinja source, a path to a .jinja file or the name of a shipped template, such as
             "qwen3_append_only". None takes the tokenizer's own.
+        vocab_size: the model's, where it is larger than the tokenizer's: many models have more outputs than there are
+            tokens, and sometimes sample one, which is no text.
 
     Attributes:
         tokenizer: the Hugging Face tokenizer.
@@ -68,10 +70,12 @@ class ChatTokenizer:
         self,
         tokenizer: str | Path | PreTrainedTokenizerBase | ChatTokenizer | None = None,
         chat_template: str | Path | None = None,
+        vocab_size: int = 0,
     ):
-        self._args = (tokenizer, chat_template)
+        self._args = (tokenizer, chat_template, vocab_size)
         if isinstance(tokenizer, ChatTokenizer):
             chat_template = chat_template or tokenizer.chat_template
+            vocab_size = max(vocab_size, tokenizer.vocab_size)
         self.tokenizer: Any = _tokenizer_object(tokenizer)
         self.name = str(getattr(self.tokenizer, "name_or_path", "") or type(self.tokenizer).__name__)
         self.chat_template: str = _template_source(self.tokenizer, self.name, chat_template)
@@ -90,7 +94,7 @@ class ChatTokenizer:
         )
         self._protected = re.compile("|".join([re.escape(c) for c, _ in _longest_first(special)] + [_FENCE]))
         self._restore = re.compile(f"{_FENCE}(\\d+){_FENCE}")
-        self.vocab_size = max(len(self.tokenizer), 1 + max(added, default=-1))
+        self.vocab_size = max(len(self.tokenizer), 1 + max(added, default=-1), vocab_size)
 
         try:
             self.has_system_role = self._find_system_role()
@@ -134,6 +138,10 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens spelt out."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens a plain text has on its own."""
+        return len(self._encode(self._protect(text, saved := []), saved))
 
     def opening(self, system_prompt: str, text: str) -> list[Message]:
         """Return the first messages; without a system role the system prompt heads the user's turn."""
@@ -306,18 +314,19 @@ class Conversation:
 def chat_tokenizer(
     tokenizer: str | Path | PreTrainedTokenizerBase | ChatTokenizer | None = None,
     chat_template: str | Path | None = None,
+    vocab_size: int = 0,
 ) -> ChatTokenizer:
     """Return a `ChatTokenizer`, the same one for the same names: environments of one process share it."""
     if isinstance(tokenizer, ChatTokenizer) and chat_template is None:
         return tokenizer
     if tokenizer is None or isinstance(tokenizer, str | Path):
-        return _shared_chat_tokenizer(tokenizer and str(tokenizer), chat_template and str(chat_template))
-    return ChatTokenizer(tokenizer, chat_template)
+        return _shared_chat_tokenizer(tokenizer and str(tokenizer), chat_template and str(chat_template), vocab_size)
+    return ChatTokenizer(tokenizer, chat_template, vocab_size)
 
 
 @lru_cache(maxsize=8)
-def _shared_chat_tokenizer(tokenizer: str | None, chat_template: str | None) -> ChatTokenizer:
-    return ChatTokenizer(tokenizer, chat_template)
+def _shared_chat_tokenizer(tokenizer: str | None, chat_template: str | None, vocab_size: int) -> ChatTokenizer:
+    return ChatTokenizer(tokenizer, chat_template, vocab_size)
 
 
 def _tokenizer_object(tokenizer: Any) -> Any:

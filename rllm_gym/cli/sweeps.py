@@ -23,7 +23,7 @@ RANGES = {
     "lograndint": (2, True),
 }
 MAX_COMBINATIONS = 64
-SCHEDULERS = {"asha": "ASHAScheduler", "hyperband": "HyperBandScheduler", "median_stopping_rule": "MedianStoppingRule"}
+SCHEDULERS = {"asha": "ASHAScheduler", "median_stopping_rule": "MedianStoppingRule"}
 
 
 def is_sampler(value: Any) -> bool:

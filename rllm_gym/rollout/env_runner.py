@@ -23,6 +23,7 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
+from transformers import AutoConfig
 
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
@@ -71,7 +72,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _build(self) -> None:
         config = self.config
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, config.num_env_runners)))
-        self.chat = ChatTokenizer(str(resolve_base_model(config.base_model)), chat_template=config.chat_template)
+        model = str(resolve_base_model(config.base_model))
+        vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
+        self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
         environments = config.environments
         for environment in environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_world(environment, self.chat).close()

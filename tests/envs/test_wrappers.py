@@ -13,6 +13,7 @@ from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError, WorldError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import ChatTokenizer
+from tests.envs.toy_worlds import SayTheWord
 from tests.tokenizers import CHATML, make_tokenizer
 
 
@@ -315,3 +316,18 @@ def test_only_the_agents_of_the_last_observations_act():
     with pytest.raises(ValueError, match=r"agent 'alice': an action must be .* token ids in \[0, 386\)"):
         env.step({"alice": [386]})
     assert set(env.step({"alice": env.encode_action("x")})[0]) == {"bob"}
+
+
+def test_ids_that_a_model_has_beyond_its_tokenizer_are_no_text():
+    small = ChatTokenizer(make_tokenizer("chatml"))
+    padding = small.vocab_size + 5
+    chat = pickle.loads(pickle.dumps(ChatTokenizer(make_tokenizer("chatml"), vocab_size=small.vocab_size + 64)))
+    env = TokenEnv(SayTheWord(), tokenizer=chat)
+    env.reset(seed=0)
+    word = chat.tokenizer.encode(env.unwrapped.expert_action(), add_special_tokens=False)
+    action = np.array([padding, *word, padding, chat.end_of_turn_id])
+    assert env.step(action)[1] == 1.0
+    strict = TokenEnv(SayTheWord(), tokenizer=small)
+    strict.reset(seed=0)
+    with pytest.raises(ValueError, match="token ids in"):
+        strict.step(action)
