@@ -72,6 +72,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         RecordConstructorArgs.__init__(self, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
         gymnasium.Wrapper.__init__(self, env)
         self.chat = chat
+        if hasattr(env.unwrapped, "count_tokens"):  # a world that cuts what it says to a budget
+            env.unwrapped.count_tokens = chat.count_tokens
         self.max_tokens = max_tokens
         self.observation_space = TokenSequence(chat.vocab_size, max_tokens)
         self.action_space = self._actions = TokenSequence(chat.vocab_size, max_tokens)

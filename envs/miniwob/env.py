@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rllm_gym.envs.miniwob.expert import GIVE_UP, advise
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS, html_folder
 from rllm_gym.envs.web.env import Verdict, WebEnv
 from rllm_gym.errors import ConfigError, WorldError, nearest
@@ -53,8 +54,8 @@ class MiniWoBEnv(WebEnv):
         if name.isascii() and name.isdigit() and int(name) < self.num_items:
             return int(name)
         raise ConfigError(
-            f'{self._who}: an item id is a task\'s name, with or without "{self.name}_" before it, or its number from 0 '
-            f"to {self.num_items - 1}; got {item_id!r}. Did you mean {self.name}_{nearest(name, TASKS)}?"
+            f'{self._who}: an item id is a task like "{self.name}_click-button", or its number from 0 to '
+            f"{self.num_items - 1}; got {item_id!r}. Did you mean {self.name}_{nearest(name, TASKS)}?"
         )
 
     def _reset_item(self, index: int) -> str:
@@ -77,3 +78,8 @@ class MiniWoBEnv(WebEnv):
         return Verdict(
             max(float(reward), 0.0) if is_done else 0.0, is_done or answer is not None, is_done and reward >= 1
         )
+
+    def expert_action(self) -> str:
+        if self._is_over:
+            return f"Thought: The task is over.\nAction: {GIVE_UP}"
+        return advise(TASKS[self.index], self.instruction, self.nodes)

@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import random
 import shutil
 import threading
 from collections.abc import Coroutine, Sequence
@@ -230,7 +231,9 @@ class Browser:
             self._loop.close()
 
     async def _start(self) -> None:
+        state = random.getstate()  # Playwright names its calls with the generator that belongs to the user
         self._playwright = await async_playwright().start()
+        random.setstate(state)
         try:
             self._chromium = await self._playwright.chromium.launch(
                 executable_path=self.path,

@@ -203,11 +203,11 @@ class Tab:
         if self.page.url.startswith(ERROR_PAGE):
             self.title, self.nodes = "", [Node(1, "RootWebArea", "The page could not be opened")]
             return self.nodes
-        snapshot = await self._send("DOMSnapshot.captureSnapshot", computedStyles=[])
         raw = (await self._send("Accessibility.getFullAXTree"))["nodes"]
         for frame_id in _child_frames((await self._send("Page.getFrameTree"))["frameTree"]):
             raw += await self._read_frame(frame_id, raw)
-        self.layout = read_layout(snapshot)
+        # After the tree, which brings the page's layout up to date; a snapshot takes what there is.
+        self.layout = read_layout(await self._send("DOMSnapshot.captureSnapshot", computedStyles=[]))
         self.nodes = read_tree(raw, self._number, self.layout)
         self.title = self.nodes[0].name if self.nodes else ""
         return self.nodes

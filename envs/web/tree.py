@@ -9,7 +9,7 @@ from typing import Any
 
 from rllm_gym.envs.web.layout import Layout
 
-IGNORED_ROLES = ("InlineTextBox", "LineBreak", "none")
+IGNORED_ROLES = ("InlineTextBox", "LineBreak", "ListMarker", "none")
 # Nothing but what they hold: without a name they are left out, and their children move up.
 STRUCTURE_ROLES = (
     "generic", "MenuListPopup", "Section", "Pre", "DescriptionListTerm", "LabelText", "img", "image", "paragraph",
@@ -21,7 +21,9 @@ CLICKABLE_ROLES = (
 )  # fmt: skip
 HINTED_ROLES = ("generic", "link", "button", "graphics-symbol")
 MAX_GROUP_LINES = 8
-SHOWN_STATES = ("focused", "checked", "selected", "expanded", "pressed", "disabled", "required", "readonly")
+SHOWN_STATES = (
+    "focused", "checked", "selected", "expanded", "pressed", "disabled", "required", "readonly", "multiline",
+)  # fmt: skip
 # False says something here: there is something to check or to expand.
 SHOWN_WHEN_FALSE = ("checked", "expanded", "pressed")
 FIELD_ROLES = ("textbox", "searchbox", "combobox", "spinbutton", "slider", "Date", "DateTime", "InputTime", "ColorWell")
@@ -41,6 +43,7 @@ class Node:
         depth: 0 for the root of the page.
         value: what a field holds.
         states: such as {"focused": True, "checked": False}.
+        hint: words of its attributes, where it has no name.
         backend_id: Chromium's number of the DOM node, or of its parent's where it has none.
     """
 
@@ -50,6 +53,7 @@ class Node:
     depth: int = 0
     value: str = ""
     states: dict[str, Any] = field(default_factory=dict)
+    hint: str = ""
     backend_id: int = 0
 
     @property
@@ -57,7 +61,8 @@ class Node:
         """`[12] button 'OK' focused: True`, without indentation."""
         states = "".join(f" {key}: {state}" for key, state in self.states.items())
         value = f" value: {_cut(self.value)!r}" if self.value else ""
-        return f"[{self.id}] {self.role} {_cut(self.name)!r}{value}{states}"
+        hint = f" hint: {self.hint!r}" if self.hint else ""
+        return f"[{self.id}] {self.role} {_cut(self.name)!r}{value}{states}{hint}"
 
 
 def read_tree(
@@ -102,11 +107,12 @@ def read_tree(
     for line in lines:
         line.depth = lines[line.parent].depth + (not lines[line.parent].is_dropped) if line.parent >= 0 else 0
         if not line.is_dropped:
-            if not line.name and line.role in HINTED_ROLES and line.backend_id in layout.hints:
-                line.states["hint"] = repr(layout.hints[line.backend_id])
+            hint = ""
+            if not line.name and line.role in HINTED_ROLES:
+                hint = layout.hints.get(line.backend_id, "")
             key = line.backend_id or str(line.raw["nodeId"])
             target = line.backend_id or (lines[line.parent].backend_id if line.parent >= 0 else 0)
-            nodes.append(Node(number(key), line.role, line.name, line.depth, line.value, line.states, target))
+            nodes.append(Node(number(key), line.role, line.name, line.depth, line.value, line.states, hint, target))
     return nodes
 
 
