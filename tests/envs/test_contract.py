@@ -28,7 +28,9 @@ NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u672
 
 NUM_RESETS["rllm_gym/MiniWoB-v0"] = 100
 BOUND["rllm_gym/MiniWoB-v0"] = 1.5e9
-QUICK_ITEMS["rllm_gym/MiniWoB-v0"] = [f"miniwob_{task}" for task in ("click-tab", "enter-text", "find-word", "read-table")]
+QUICK_ITEMS["rllm_gym/MiniWoB-v0"] = [
+    f"miniwob_{task}" for task in ("click-tab", "enter-text", "find-word", "read-table")
+]
 NUM_RESETS["rllm_gym/WebArena-v0"] = 100
 BOUND["rllm_gym/WebArena-v0"] = 1.5e9
 QUICK_ITEMS["rllm_gym/WebArena-v0"] = [0, 6, 24, 30, 91, 244, 307, 331, 336, 357]

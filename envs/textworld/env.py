@@ -1,0 +1,165 @@
+"""TextWorldEnv: the world of TextWorld's generated adventures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.envs.base import TextEnv, parse_action
+from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
+from rllm_gym.errors import ConfigError, WorldError
+
+NUM_ITEMS = 2_000  # 200 games of each level
+NUM_EVAL_ITEMS = 200
+NOT_UNDERSTOOD = "That's not a verb I recognise."
+OVER = "The game is over."
+
+SYSTEM_PROMPT = """\
+You play a text adventure in a house. The first message says what to do there.
+Each turn, write one thought and one action:
+Thought: what to do next and why
+Action: one of the commands below (OBJ is an object that you see)
+- look, inventory, examine OBJ
+- go north, go south, go east, go west
+- open OBJ, close OBJ, unlock OBJ with OBJ, lock OBJ with OBJ
+- take OBJ, take OBJ from OBJ, drop OBJ, put OBJ on OBJ, insert OBJ into OBJ
+- eat OBJ"""
+
+
+class TextWorldEnv(TextEnv):
+    """Play a generated text adventure.
+
+    Task:
+        A quest of 1 to 10 commands in 1 to 6 rooms: fetch, unlock, open, carry, drop. Item i is level i % 10 + 1 with
+        TextWorld's seed i // 10; level n has a quest of n commands, 1 + n // 2 rooms and at least 3 + n objects.
+
+    Observation:
+        Text: first the goal, which tells the whole quest in words, and the room; then the game's reply to each command.
+        "I beg your pardon?" answers an empty one, "That's not a verb I recognise." one to the program itself (quit,
+        save, undo and the like), "The game is over." anything after the end.
+
+    Action:
+        Text: `Thought: ...` and `Action: ...`, on one line or several; without "Action:" the whole text is the action.
+        A command of the game; the system prompt lists them, and `help` does. At most 190 characters are read.
+
+    Reward:
+        1.0 for completing the quest, 0.0 for everything else.
+
+    Episode end:
+        Terminated when the quest is completed, or cannot be any more (as when its food was eaten); never truncated from
+        inside. Later actions change nothing.
+
+    Info keys:
+        `item_id` ("textworld_17"), `category` ("quest_1" to "quest_10", the length of the quest), `is_success` (the
+        quest is completed).
+
+    Data:
+        Made by the package textworld 1.7.0 (MIT; Cote et al. 2018, arXiv:1806.11532), compiled with Inform 7 (Artistic
+        License 2.0), played with Jericho (GPL-2.0), which pip compiles from C. 2,000 items, 200 of each level: there is
+        no end to seeds. `eval` is the last 200 (20 of each level); `train` is the rest.
+
+    Version history:
+        v0: first version.
+
+    Args:
+        levels: restricts draws to this level, a number from 1 to 10, or to one of these.
+        split: see `TextEnv`.
+        item_ids: see `TextEnv`.
+        system_prompt: see `TextEnv`.
+
+    Raises:
+        ConfigError: see `TextEnv`; an unknown level; or, at the first reset, textworld is not installed.
+        WorldError: from `reset`, when a game cannot be made.
+    """
+
+    name = "textworld"
+    num_items = NUM_ITEMS
+    default_system_prompt = SYSTEM_PROMPT
+
+    def __init__(
+        self,
+        *,
+        levels: int | Sequence[int] | None = None,
+        split: str | None = None,
+        item_ids: Sequence[str | int] | str | Path | None = None,
+        system_prompt: str | None = None,
+    ) -> None:
+        self._levels = _check_levels(levels)
+        self._game: Game | None = None
+        self._history: list[str] = []  # commands
+        self._plan: tuple[str, ...] = ()
+        self._is_over = False
+        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+
+    def _split_indices(self, split: str) -> Sequence[int]:
+        first = NUM_ITEMS - NUM_EVAL_ITEMS
+        items = {"all": range(NUM_ITEMS), "train": range(first), "eval": range(first, NUM_ITEMS)}[split]
+        return [i for i in items if i % NUM_LEVELS + 1 in self._levels]
+
+    @property
+    def category(self) -> str:
+        return f"quest_{self.index % NUM_LEVELS + 1}"
+
+    def _reset_item(self, index: int) -> str:
+        self._close_game()
+        self._history = []
+        self._is_over = False
+        self._game = self._start()
+        self._plan = self._game.plan
+        return self._game.opening
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        text = parse_action(action)
+        command = as_command(text)
+        if self._is_over:
+            return OVER, 0.0, True, False, self._info()
+        if text and not command:
+            return NOT_UNDERSTOOD, 0.0, False, False, self._info()
+        reply = self._live_game().step(command)
+        self._history.append(command)
+        self._plan = reply.plan
+        self._is_over, self.is_success = reply.is_over, reply.is_won
+        return reply.text, float(reply.is_won), self._is_over, False, self._info()
+
+    def expert_action(self) -> str:
+        """Return the next command of the game's own plan, or "look" where nothing wins any more."""
+        if self._is_over or not self._plan:
+            return "Thought: There is nothing left to do.\nAction: look"
+        return f"Thought: My next step is to {self._plan[0]}.\nAction: {self._plan[0]}"
+
+    def close(self) -> None:
+        self._close_game()
+        self._index = None
+        super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy starts its own game and repeats the commands, when it is stepped."""
+        return {**self.__dict__, "_game": None}
+
+    def _start(self) -> Game:
+        return Game(self.index % NUM_LEVELS + 1, self.index // NUM_LEVELS)
+
+    def _live_game(self) -> Game:
+        if self._game is None:
+            game = self._start()
+            plan = game.plan
+            for command in self._history:
+                plan = game.step(command).plan
+            if plan != self._plan:
+                raise WorldError("TextWorldEnv: a copied episode must repeat; the plan differed. Reset it.")
+            self._game = game
+        return self._game
+
+    def _close_game(self) -> None:
+        if self._game is not None:
+            self._game.close()
+        self._game = None
+
+
+def _check_levels(levels: int | Sequence[int] | None) -> frozenset[int]:
+    known = range(1, NUM_LEVELS + 1)
+    chosen = known if levels is None else [levels] if isinstance(levels, int) else levels
+    if isinstance(chosen, str) or not chosen or any(isinstance(n, bool) or n not in known for n in chosen):
+        raise ConfigError(f"TextWorldEnv: levels must be numbers from 1 to {NUM_LEVELS}; got {levels!r}. Correct them.")
+    return frozenset(chosen)

@@ -1,0 +1,148 @@
+"""TextWorld, beyond what every world promises (test_contract.py)."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rllm_gym.envs.textworld import games
+from rllm_gym.envs.textworld.env import NOT_UNDERSTOOD, OVER, TextWorldEnv
+from rllm_gym.envs.textworld.games import Game, as_command
+from rllm_gym.errors import ConfigError, WorldError
+
+# go north, take the scented latchkey, unlock and open the hatch, go east, close the hatch
+HATCH = "textworld_5"
+
+
+def begin(env, item):
+    return env.reset(seed=0, options={"item_id": item})[0]
+
+
+def solve(env, item):
+    """Return what the expert's episode shows."""
+    seen = [begin(env, item)]
+    while not env.is_success:
+        seen.append((env.expert_action(), *env.step(env.expert_action())))
+        assert len(seen) < 40
+    return seen
+
+
+def test_the_goal_the_room_and_the_replies_are_plain():
+    env = TextWorldEnv()
+    opening = begin(env, HATCH)
+    goal, room = opening.split("\n\n", 1)
+    assert "fudge scented hatch" in goal and room.startswith("-= Laundromat =-\n")
+    assert "$$" not in opening and ">" not in opening and "0/1" not in opening
+    assert env.step("Action: look")[0].startswith("-= Laundromat =-\n")
+    assert env.step("")[0] == "I beg your pardon?"
+    last = solve(env, HATCH)[-1]
+    assert last[1].startswith("You close fudge scented hatch.") and "RESTART" not in last[1]
+
+
+@pytest.mark.parametrize("level", range(1, 11))
+def test_a_quest_takes_as_many_commands_as_its_level(level):
+    env = TextWorldEnv(levels=level)
+    episode = solve(env, level - 1)
+    assert len(episode) - 1 == level
+    assert [step[2] for step in episode[1:]] == [0.0] * (level - 1) + [1.0]
+    assert env.category == f"quest_{level}" and env.step("look")[:4] == (OVER, 0.0, True, False)
+
+
+def test_the_expert_finds_back_after_detours():
+    env = TextWorldEnv()
+    begin(env, HATCH)
+    for command in ("go north", "take fudge scented latchkey", "go south", "drop fudge scented latchkey"):
+        env.step(command)
+    assert env.expert_action().endswith("Action: take fudge scented latchkey")
+    assert env.step(env.expert_action())[0].startswith("You pick up the fudge scented latchkey")
+    while not env.is_success:
+        env.step(env.expert_action())
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("Go North", "go north"),
+        (" take\n the   key ", "take the key"),
+        ("caf\u00e9 \U0001f332 \ud800", "caf? ? ?"),
+        ("x" * 500, "x" * 190),
+        ("open type q safe", "open type q safe"),
+        *[
+            (text, "")
+            for text in ("quit", "Q", "save", "undo", "look. quit", "look then save", "look, undo", "tw-print x")
+        ],
+    ],
+)
+def test_texts_become_one_line_and_commands_to_the_program_none(text, command):
+    assert as_command(text) == command
+
+
+def test_the_program_is_out_of_reach(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = TextWorldEnv()
+    begin(env, HATCH)
+    for text in ("save", "script", "restart", "look. save"):
+        assert env.step(text)[:4] == (NOT_UNDERSTOOD, 0.0, False, False)
+    assert not list(tmp_path.iterdir())
+    assert "Are you sure" not in env.step("yes")[0]
+
+
+def test_games_in_several_threads_are_those_of_one():
+    items = [0, 1, 2, 3]
+    alone = [solve(TextWorldEnv(), item) for item in items]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda item: solve(TextWorldEnv(), item), items)) == alone
+
+
+def test_a_game_is_the_same_when_it_is_made_anew():
+    before = solve(TextWorldEnv(), HATCH)
+    games._games.cache_clear()
+    assert solve(TextWorldEnv(), HATCH) == before
+
+
+def test_only_the_games_used_last_are_kept(monkeypatch):
+    monkeypatch.setattr(games, "MAX_KEPT_GAMES", 2)
+    games._games.cache_clear()
+    for level in (1, 2, 1, 3):
+        Game(level, 0).close()
+    kept = games._games()
+    assert list(kept._paths) == [(1, 0), (3, 0)]
+    folders = {path.name for path in kept._paths[1, 0].parent.parent.iterdir()}
+    assert folders == {"1_0", "3_0"}
+    games._games.cache_clear()
+
+
+def test_splits_hold_all_levels_and_draws_can_be_restricted():
+    evaluation = TextWorldEnv(split="eval").item_ids
+    assert (evaluation[0], len(evaluation)) == ("textworld_1800", 200)
+    assert TextWorldEnv(levels=[2, 10], split="eval").item_ids[:3] == [
+        "textworld_1801",
+        "textworld_1809",
+        "textworld_1811",
+    ]
+    for levels in (0, 11, [], "1", [True]):
+        with pytest.raises(ConfigError, match=r"^TextWorldEnv: levels must be numbers from 1 to 10; got "):
+            TextWorldEnv(levels=levels)
+
+
+def test_a_game_that_cannot_be_made_is_a_failed_world(monkeypatch):
+    def fail(options):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(games._textworld(), "make", fail)
+    env = TextWorldEnv()
+    with pytest.raises(WorldError, match="level 1 with seed 77 could not be made: RuntimeError: no compiler"):
+        begin(env, 770)
+    monkeypatch.undo()
+    assert begin(env, 0)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    games._textworld.cache_clear()
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    with pytest.raises(
+        ConfigError, match=r'^TextWorld-v0 needs the textworld package: pip install "rllm-gym\[textworld\]"'
+    ):
+        begin(TextWorldEnv(), 0)
+    monkeypatch.undo()
+    games._textworld.cache_clear()
