@@ -141,7 +141,8 @@ class ChatTokenizer:
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a plain text has on its own."""
-        return len(self._encode(self._protect(text, saved := []), saved))
+        saved: list[str] = []
+        return len(self._encode(self._protect(text, saved), saved))
 
     def opening(self, system_prompt: str, text: str) -> list[Message]:
         """Return the first messages; without a system role the system prompt heads the user's turn."""

@@ -25,13 +25,70 @@ BEGIN = """([seed, maxTime]) => {
   core.startEpisodeReal();
   const utterance = core.getUtterance();
   document.getElementById('query').setAttribute('aria-hidden', 'true');
+  window.__taskSeed = seed;
   return typeof utterance === 'string' ? utterance : utterance.utterance;
 }"""
+# Null on any other page, which may be that of an easier task.
+JUDGE = "(seed) => window.__taskSeed === seed ? [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL] : null"
 
 
 class MiniWoBEnv(WebEnv):
+    """Carry out a small task on a web page.
+
+    Task:
+        125 tasks of MiniWoB and MiniWoB++, each a page of 160 x 210 pixels with an instruction: click buttons, links
+        and tabs, fill in forms, pick dates, handle mail, read tables, draw and drag. An item is a task; what it asks
+        for (names, numbers, places) is drawn by the page from a number that comes from the reset's seed.
+
+    Observation:
+        Text: "OBJECTIVE: " and the page's instruction; its accessibility tree, one element a line, as in
+        `[3] button 'OK'`; URL and tabs; "ERROR: ..." where the last action went wrong. See `WebEnv`.
+
+    Action:
+        Text: `Thought: ...` and `Action: ...`; without "Action:" the whole text is the action. WebArena's actions,
+        which the system prompt lists: `click [3]`, `type [4] [some text] [0]`, `press [Enter]`; `stop []` gives up.
+        There is no dragging and no clicking at a place, so that about twenty tasks cannot be solved.
+
+    Reward:
+        0.0 until the task ends; then what the page gives, from 0.0 to 1.0. Its rewards below 0 (most often -1 for a
+        wrong answer) count as 0, and it is not made less by the time that was taken. Most tasks give 0 or 1; some give
+        parts, as `find-greatest` does.
+
+    Episode end:
+        Terminated when the page says that the task is over, or by `stop`; never truncated from inside, since the page's
+        own limit of seconds is off. Later actions change nothing.
+
+    Info keys:
+        `item_id` ("miniwob_click-button"), `category` (the task, like "click-button"), `is_success` (the page's reward
+        is 1).
+
+    Data:
+        The pages of the package miniwob 1.1.0 (MIT; Shi et al. 2017; Liu et al. 2018, arXiv:1802.08802), in the shared
+        browser, without a network. Splits: `eval` is 25 tasks, whole families of them; `train` the other 100.
+
+    Differs from MiniWoB: the page's clock stands still but for one second at each action, so that episodes repeat and
+    animations take no time; the display of rewards and time is hidden; the instruction stands in the objective only.
+
+    Version history:
+        v0: first version.
+
+    Args:
+        max_observation_tokens: see `WebEnv`.
+        render_mode: see `WebEnv`.
+        split: see `TextEnv`.
+        item_ids: see `TextEnv`.
+        system_prompt: see `TextEnv`.
+
+    Raises:
+        ConfigError: see `TextEnv` and `WebEnv`; or, at the first reset, the package miniwob is missing.
+        WorldError: see `WebEnv`.
+    """
+
     name = "miniwob"
     num_items = len(TASKS)
+
+    _seed = 0
+    _instruction = ""
 
     def _split_indices(self, split: str) -> Sequence[int]:
         return [i for i, task in enumerate(TASKS) if split == "all" or (task in EVAL_TASKS) == (split == "eval")]
@@ -74,10 +131,18 @@ class MiniWoBEnv(WebEnv):
         return page
 
     def _judge(self, answer: str | None) -> Verdict:
-        is_done, reward = self.page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
-        return Verdict(
-            max(float(reward), 0.0) if is_done else 0.0, is_done or answer is not None, is_done and reward >= 1
-        )
+        from rllm_gym.envs.web.page import PageError
+
+        try:
+            state = self.page.evaluate(JUDGE, self._seed)
+        except PageError:
+            state = None  # a page that does not answer
+        if state is None:  # the agent has left the task's page
+            return Verdict(is_over=answer is not None)
+        is_done, reward = state
+        # Some pages add up thirds.
+        reward = round(min(max(float(reward), 0.0), 1.0), 6) if is_done else 0.0
+        return Verdict(reward, is_done or answer is not None, reward == 1.0)
 
     def expert_action(self) -> str:
         if self._is_over:

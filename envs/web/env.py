@@ -48,9 +48,8 @@ class WebEnv(TextEnv):
     - `_judge(answer)`: what the action that was just carried out has brought; `answer` is the text of a `stop`, and
       None after every other action.
 
-    Its `close` and `_open` call `close()` of the window they replace. A copy of the environment, and a forked process,
-    calls `_open` for itself and repeats the actions when it is stepped: what `_open` sets up must not be copied
-    (`__getstate__`).
+    A copy of the environment, and a forked process, calls `_open` for itself and repeats the actions when it is
+    stepped: what `_open` sets up beside the window must not be copied (`__getstate__`).
 
     Observation: "OBJECTIVE: " and the instruction, verbatim; the tree; URL, tabs, and "ERROR: ..." if there was one.
 
@@ -129,7 +128,10 @@ class WebEnv(TextEnv):
     def _reset_item(self, index: int) -> str:
         self._history = []
         self._is_over = False
+        old, self._page = self._page, None
         self._page = self._open(index)
+        if old is not None:
+            old.close()  # after the new one is open, since the browser ends with its last window
         self._first = self._observe()
         return self._first
 
