@@ -35,7 +35,9 @@ class AgentEvolConfig(OfflineConfig):
     Differs: rewards outside of 0 to 1 are held to it (`keep: reward`).
     """
 
+    needs_env = True
     needs_data = False
+    num_recorded_samples_per_step = 0  # it samples
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or AgentEvol)

@@ -30,6 +30,9 @@ class LLMConfig(AlgorithmConfig):
     `GRPOConfig().training(group_size=8)` and `Tuner(param_space={"group_size": 8})` mean the same.
     """
 
+    needs_env = True
+    num_recorded_samples_per_step = 0  # of a method that trains on what it does not sample
+
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         # Model.

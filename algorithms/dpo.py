@@ -87,6 +87,10 @@ class DPOConfig(OfflineConfig):
         return DPOLearner
 
     @property
+    def num_recorded_samples_per_step(self) -> int:  # type: ignore[override]
+        return 2 * self.samples_per_step
+
+    @property
     def has_env_runners(self) -> bool:
         return super().has_env_runners or self.data == SAMPLE
 

@@ -45,6 +45,7 @@ class OfflineConfig(LLMConfig):
     EnvRunners, and with them an inference engine, are only built where they are used: to evaluate in an environment.
     """
 
+    needs_env = False
     needs_data = True
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -121,6 +122,10 @@ class OfflineConfig(LLMConfig):
         self._set(packing=packing)
         super().learners(**kwargs)
         return self
+
+    @property
+    def num_recorded_samples_per_step(self) -> int:  # type: ignore[override]
+        return self.samples_per_step
 
     @property
     def has_env_runners(self) -> bool:

@@ -27,6 +27,7 @@ RESULT_KEYS = (
     "num_groups",
     "num_groups_dropped",
     "num_env_steps_sampled_lifetime",
+    "epoch",
 )
 RESULT_GROUPS = ("env_runners", "learners", "evaluation", "evaluation_on_start", "timers", "fault_tolerance")
 
@@ -67,7 +68,11 @@ def check_experiment(experiment: Experiment, *, allow_lookup: bool) -> Checked:
         algorithm = get_algorithm_class(experiment.run)
     except ConfigError as error:
         raise ExperimentError("\n".join([source.fault(("run",), error), *faults])) from error
-    hints = option_hints(algorithm.get_default_config())
+    default = algorithm.get_default_config()
+    if experiment.env is None and default.needs_env:
+        reason = "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`."
+        raise ExperimentError("\n".join([source.fault((), reason), *faults]))
+    hints = option_hints(default)
     config = _canonical(experiment, faults)
     for name, value in config.items():
         if reason := unknown_option(name, hints):
@@ -121,6 +126,7 @@ def _unknown_result(name: str) -> str | None:
     if first not in RESULT_GROUPS:
         return f"stop: no result has the key {name!r}; did you mean {nearest(first, RESULT_GROUPS) + '/' + rest!r}?"
     known = [*episode_metrics([], []), "num_episodes_lifetime", "num_env_steps_sampled_lifetime", "horizon"]
+    known += ["loss", "accuracy", "margin"]  # of held-out data
     split, _, leaf = rest.rpartition("/")
     if first in ("env_runners", "evaluation", "evaluation_on_start") and leaf not in known:
         right = "/".join(part for part in (first, split, nearest(leaf, known)) if part)
@@ -206,6 +212,8 @@ def _env_id(experiment: Experiment, faults: list[str]) -> Any:
     from rllm_gym import normalize_env_id
     from rllm_gym.rollout.environments import environments_of
 
+    if experiment.env is None:
+        return None
     try:
         if not isinstance(experiment.env, str):
             environments_of(experiment.env, {})
@@ -244,7 +252,7 @@ def _check_worlds(checked: Checked) -> None:
 
     source = checked.experiment.source
     tried: list[tuple[Any, str | None]] = []
-    for config in checked.configs:
+    for config in checked.configs if checked.config["env"] is not None else ():
         splits = list(config.evaluation_splits) if config.evaluation_interval else []
         for spec, split in itertools.product(config.environments, (None, *splits)):
             if (spec, split) in tried:

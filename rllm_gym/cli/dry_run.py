@@ -70,7 +70,8 @@ def _costs(checked: Checked) -> list[str]:
     bounds = sorted({_tokens_per_step(config) for config in checked.configs})
     low, high = bounds[0], bounds[-1]
     episodes = _range(low[0], high[0])
-    lines.append(f"tokens per train step: at most {_range(low[1], high[1])} in {episodes} episodes")
+    what = "samples" if high[2] == 0 else "episodes"
+    lines.append(f"tokens per train step: at most {_range(low[1], high[1])} in {episodes} {what}")
     lines.append(f"of these sampled: at most {_range(low[2], high[2])}")
     schedules = checked.configs[0].horizon_schedules
     for name, schedule in schedules.items():
@@ -93,7 +94,10 @@ def _horizons(schedule: Any) -> str:
 
 
 def _tokens_per_step(config: Any) -> tuple[int, int, int]:
-    """Return (episodes, all their tokens, sampled tokens), upper bounds."""
+    """Return (episodes, all their tokens, sampled tokens), upper bounds; of a method that samples none, its samples."""
+    if config.num_recorded_samples_per_step:
+        samples = config.num_recorded_samples_per_step
+        return samples, samples * config.max_model_len, 0
     episodes = config.groups_per_step * config.group_size
     horizons = [horizon for schedule in config.horizon_schedules.values() for horizon in schedule.horizons]
     sampled = config.max_model_len

@@ -19,7 +19,7 @@ class Experiment:
 
     name: str
     run: str
-    env: str | list[dict[str, Any]]
+    env: str | list[dict[str, Any]] | None  # some methods do without
     source: Source
     stop: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -133,11 +133,7 @@ def _single_env(spec: dict[str, Any], config: dict[str, Any], source: Source, fa
     """Return the environment's id, or a list of several, which may stand at the top or in config."""
     inner = config.pop("env", None)
     env = spec.get("env", inner)
-    if env is None:
-        faults.append(
-            source.fault((), "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`.")
-        )
-    elif not isinstance(env, (str, list)):
+    if env is not None and not isinstance(env, (str, list)):
         faults.append(
             source.fault(("env",), f"env must be the id of an environment, or a list of {{id, weight}}; got {env!r}.")
         )

@@ -100,7 +100,8 @@ def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, ve
     stopper.reporter = reporter
     memory = MemoryMeter()
     with ray_session(address, bundles_per_trial(checked), verbose=verbose):
-        reporter.say(f"{experiment.name}: {experiment.run} on {checked.config['env']}, into {run}")
+        source = checked.config["env"] or checked.config.get("data")
+        reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {run}")
         if resumed:
             reporter.say(f"resuming {resumed.path} at train step {resumed.training_iteration}")
         with _ending_on_signals(stopper, reporter):

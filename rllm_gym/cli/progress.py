@@ -28,11 +28,20 @@ def step_line(result: dict[str, Any], last_step: int | None) -> str:
     add("sampled {:,.0f} tok/s", result.get("num_tokens_sampled_per_s"))
     add("trained {:,.0f} tok/s", result.get("num_tokens_trained_per_s"))
     add("dropped {:g}/{:g}", dropped, groups)
+    add("kept {:g}", result.get("num_kept_samples"))
+    add("epoch {:.2f}", result.get("epoch"))
+    add("loss {:.3f}", _loss(result))
     add("failed {:g}", runners.get("num_failed_episodes") or None)
     add("{:.1f} s", result.get("time_this_iter_s"))
     if groups and dropped == groups:
         parts.append("nothing learnt: every group's returns were equal")
     return "  ".join(parts)
+
+
+def _loss(result: dict[str, Any]) -> float | None:
+    """Return the loss of a method that has nothing but one; a policy gradient's says little."""
+    modules = (result.get("learners") or {}).values()
+    return next((module["loss"] for module in modules if isinstance(module, dict) and "loss" in module), None)
 
 
 class ProgressReporter(Callback):

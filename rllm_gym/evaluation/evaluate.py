@@ -52,7 +52,12 @@ def evaluation_config(
     kept = config.env_config if env_id == config.env else {}
     # RLlib's environment() would merge the dictionaries.
     config.env, config.env_config = env_id, {**kept, **(env_config or {})}
-    config.evaluation_interval = None
+    if config.env is None:
+        raise ConfigError(
+            f"evaluate: needs an environment; {str(checkpoint)!r} was trained without one. Name it with --env."
+        )
+    # Methods that learn from recorded episodes have EnvRunners only where they evaluate.
+    config.evaluation_interval, config.num_env_runners = 1, max(1, config.num_env_runners)
     config.save_trajectories = False
     try:
         for spec in config.environments:
