@@ -230,7 +230,7 @@ def resident_mb(name: str, script: Script) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    worlds = ["TextCraft", "BabyAI", "SciWorld", "SearchQA"]
+    worlds = ["TextCraft", "BabyAI", "SciWorld", "SearchQA", "TextWorld"]
     parser.add_argument("--worlds", nargs="+", default=worlds, help="names before -v0; default: %(default)s")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
