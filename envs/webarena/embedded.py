@@ -16,7 +16,8 @@ from typing import Any
 
 from rllm_gym.envs.webarena.embedded_tasks import gitlab, reddit, shopping, shopping_admin
 from rllm_gym.envs.webarena.script import Script, Step
-from rllm_gym.envs.webarena.sites.database import Database, template
+from rllm_gym.envs.webarena.sites.database import Database
+from rllm_gym.envs.webarena.sites.seed import seeded_image
 from rllm_gym.envs.webarena.sites.server import SITE_URLS, Sites
 
 __all__ = ["SITE_URLS", "Expert", "Sites", "expert_steps", "load_tasks"]
@@ -25,7 +26,7 @@ __all__ = ["SITE_URLS", "Expert", "Sites", "expert_steps", "load_tasks"]
 @functools.cache
 def _load() -> tuple[list[dict[str, Any]], list[tuple[Step, ...]]]:
     """Return configs and scripts, made from the data, so that the two cannot disagree."""
-    database = Database(template())
+    database = Database(seeded_image())
     configs: list[dict[str, Any]] = []
     scripts = []
     groups = (shopping.templates, reddit.templates, gitlab.templates, shopping_admin.templates)

@@ -13,10 +13,13 @@ from rllm_gym.envs.web.actions import parse
 from rllm_gym.envs.webarena import tasks
 from rllm_gym.envs.webarena.embedded import SITE_URLS, Expert, Sites, expert_steps, load_tasks
 from rllm_gym.envs.webarena.evaluators import Outcome, is_solved
-from rllm_gym.envs.webarena.sites.database import Database, template
+from rllm_gym.envs.webarena.sites.database import Database
+from rllm_gym.envs.webarena.sites.seed import seeded_image
+from rllm_gym.envs.webarena.sites.seed.common import PASSWORD
 from rllm_gym.errors import WorldError
 
 MAX_STEPS = 30
+JUNK = ("", "-1", "99999999999999999999", "' OR 1=1 --", "<b>\u00e9\u6728\U0001f332</b>\x00")
 SHOP, FORUM, CODE, ADMIN = (SITE_URLS[name] for name in ("shopping", "reddit", "gitlab", "shopping_admin"))
 
 
@@ -274,11 +277,11 @@ def test_a_script_ends_with_the_answer_that_the_page_before_it_shows(sites):
 
 
 def test_the_data_follows_from_the_seed():
-    template.cache_clear()
-    first = template(0)
-    template.cache_clear()
-    assert template(0) == first
-    assert template(1) != first
+    seeded_image.cache_clear()
+    first = seeded_image(0)
+    seeded_image.cache_clear()
+    assert seeded_image(0) == first
+    assert seeded_image(1) != first
 
 
 def test_a_reset_takes_back_everything(sites, browser):
@@ -354,3 +357,242 @@ def test_a_page_that_fails_is_reported_and_changes_nothing(sites, monkeypatch):
     assert "Lost" not in browser.goto(f"{FORUM}/f/books").text
     sites.reset()
     sites.check()
+
+
+# Pages.
+
+
+def crawl(browser, start):
+    """Go to the pages that links lead to, two of each kind, and yield their addresses."""
+    queue, kinds = [start], {}
+    for url in queue:
+        browser.goto(url)
+        yield url
+        for link in browser.soup("a", href=True):
+            target = urljoin(browser.url, link["href"])
+            kind = re.sub(r"(?<=/)[^/?]*[\d_-][^/?]*|=[^&]*", "*", target)
+            if target.startswith(start) and target not in queue and kinds.get(kind, 0) < 2:
+                kinds[kind] = kinds.get(kind, 0) + 1
+                queue.append(target)
+
+
+@pytest.mark.parametrize("start", [SHOP, FORUM, CODE, ADMIN])
+def test_links_lead_to_sound_pages_and_no_form_fails_on_nonsense(start, browser):
+    forms = {}
+    for url in crawl(browser, start):
+        assert browser.status == 200, url
+        ids = [element["id"] for element in browser.soup(id=True)]
+        assert len(ids) == len(set(ids)), url
+        assert browser.soup.title.get_text() and browser.soup.h1, url
+        assert not browser.soup(["script", "img", "iframe"]), url  # nothing from elsewhere
+        assert all(name or role == "StaticText" for _, role, name in browser.nodes()), url
+        for form in browser.soup("form"):
+            fields = tuple(field.get("name") for field in form(["input", "textarea"]))
+            kind = re.sub(r"[\w-]*[\d_-][\w-]*", "*", form.get("action", url))
+            if words(form.button) != "Log out":
+                forms.setdefault((fields, kind), (url, str(form)))
+    assert len(forms) >= 6
+    for (fields, _), (url, text) in forms.items():
+        for junk in JUNK if fields else JUNK[:1]:
+            browser.url = url
+            form = bs4.BeautifulSoup(text, "html.parser").form
+            for field in form(["input", "textarea"]):
+                field["value"] = junk
+            browser.submit(form)
+            assert browser.status < 500, (url, text, junk)
+
+
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "/orders/999", "/product/nothing", "/f/books/999999999999999999999999", "/x/y/-/issues/1"]
+)
+def test_what_is_not_there_is_a_page_not_found(path, browser):
+    for start in (SHOP, FORUM, CODE, ADMIN):
+        browser.goto(start + path)
+        assert (browser.status, words(browser.soup.h1)) == (404, "Not Found")
+
+
+@pytest.mark.parametrize("page", ["0", "-3", "x", "999", "99999999999999999999"])
+def test_pages_of_a_list_stay_within_it(page, browser):
+    shown = re.search(r"Page (\d+) of (\d+)", browser.goto(f"{FORUM}/?page={page}").text)
+    assert shown[1] == (shown[2] if page == "999" else "1")
+
+
+def test_following_the_pages_of_a_list_shows_every_row_once(browser):
+    browser.goto(f"{ADMIN}/products")
+    total = int(browser.soup.select_one("#total").get_text().split()[0])
+    names = []
+    while True:
+        names += [link.get_text() for link in browser.soup.select(".rows a")]
+        more = browser.soup.find("a", string="Next page")
+        if more is None:
+            break
+        browser.goto(urljoin(browser.url, more["href"]))
+    assert len(names) == len(set(names)) == total
+    assert names == sorted(names)
+
+
+def test_a_search_takes_percent_signs_literally(browser):
+    assert "0 products" in browser.goto(f"{SHOP}/search?q=%25").text
+
+
+def test_what_users_write_is_shown_as_text(browser):
+    browser.goto(f"{FORUM}/f/books/submit").send("Submit", title="<b id=evil>&amp;", body="<script>alert(1)</script>")
+    assert words(browser.soup.h1) == "<b id=evil>&amp;"
+    assert not browser.soup("script") and browser.soup.find(id="evil") is None
+
+
+# What the forms of each site do.
+
+
+def test_visitors_must_log_in_and_come_back_to_the_page_they_wanted(sites):
+    sites.reset()
+    browser = TextBrowser(sites, names=())
+    browser.goto(f"{SHOP}/orders")
+    assert words(browser.soup.h1) == "Log in"
+    browser.send("Log in", login="nora.field@example.com", password="wrong")
+    assert "Wrong email or password." in browser.text
+    browser.send("Log in", login="nora.field@example.com", password=PASSWORD)
+    assert browser.url == f"{SHOP}/orders"
+    browser.send("Log out")
+    assert "You are logged out." in browser.text
+    assert words(browser.goto(f"{SHOP}/orders").soup.h1) == "Log in"
+
+
+def test_a_log_in_leads_to_no_other_site(sites):
+    sites.reset()
+    browser = TextBrowser(sites, names=())
+    browser.goto(f"{SHOP}/login?next=//example.com/").send("Log in", login="nora.field@example.com", password=PASSWORD)
+    assert browser.url.startswith(SHOP)
+
+
+def test_a_log_in_of_one_site_is_none_of_another(sites):
+    sites.reset()
+    browser = TextBrowser(sites, names=["reddit"])
+    assert browser.goto(FORUM).soup.find("a", string="maple_finch")
+    for start in (SHOP, CODE):
+        assert browser.goto(start).soup.find("a", string="Log in")
+    assert words(browser.goto(ADMIN).soup.h1) == "Log in"
+
+
+def test_a_purchase_goes_from_the_cart_to_the_orders_and_out_of_the_stock(sites, browser):
+    rows = sites._server.database.all("SELECT * FROM products WHERE is_enabled AND quantity > 5 ORDER BY id LIMIT 2")
+    for row in rows:
+        browser.goto(f"{SHOP}/product/{row['slug']}").send("Add to cart", quantity="2")
+    assert [words(item) for item in browser.soup.select("#cart a")] == [row["name"] for row in rows]
+    browser.send("Update", quantity="3")
+    browser.goto(f"{SHOP}/checkout").send("Place order", coupon="NOPE")
+    assert 'Coupon "NOPE" is not valid.' in browser.text
+    browser.send("Place order", coupon="spring10", shipping="express")
+    subtotal = 3 * rows[0]["price"] + 2 * rows[1]["price"]
+    total = subtotal - subtotal // 10 + 1495
+    assert words(browser.soup.select_one("#total")).replace(",", "") == f"${total // 100}.{total % 100:02}"
+    number = words(browser.soup.h1).removeprefix("Order ")
+    assert "Your cart is empty." in browser.goto(f"{SHOP}/cart").text
+    assert f"{rows[0]['quantity'] - 3} in stock" in browser.goto(f"{SHOP}/product/{rows[0]['slug']}").text
+    assert f"Order {number}" in browser.goto(f"{SHOP}/orders").text
+    assert "Pending" in browser.goto(f"{ADMIN}/orders/{number}").text
+
+
+def test_no_more_can_be_ordered_than_there_is(sites, browser):
+    row = sites._server.database.first("SELECT * FROM products WHERE is_enabled AND quantity BETWEEN 1 AND 50")
+    browser.goto(f"{SHOP}/product/{row['slug']}").send("Add to cart", quantity=str(row["quantity"] + 1))
+    assert f"Only {row['quantity']} of {row['name']} are in stock." in browser.text
+    assert "Your cart is empty." in browser.goto(f"{SHOP}/cart").text
+
+
+def test_only_pending_orders_can_be_canceled(sites, browser):
+    database = sites._server.database
+    for status, after in (("Pending", "Canceled"), ("Complete", "Complete")):
+        number = database.value("SELECT number FROM orders WHERE customer_id = 1 AND status = ?", status)
+        browser.client.post(f"{SHOP}/orders/{number}/cancel")
+        assert words(browser.goto(f"{SHOP}/orders/{number}").soup.select_one("#status")) == after
+
+
+def test_orders_of_others_are_not_shown(sites, browser):
+    number = sites._server.database.value("SELECT number FROM orders WHERE customer_id != 1")
+    assert browser.goto(f"{SHOP}/orders/{number}").status == 404
+
+
+def test_the_content_management_changes_what_the_shop_shows(sites, browser):
+    row = sites._server.database.first("SELECT * FROM products WHERE is_enabled")
+    browser.goto(f"{ADMIN}/products/{row['id']}").send("Save", name="Renamed", price="1.5", quantity="7")
+    page = browser.goto(f"{SHOP}/product/{row['slug']}")
+    assert words(page.soup.h1) == "Renamed" and "$1.50" in page.text and "7 in stock" in page.text
+    browser.goto(f"{ADMIN}/products/{row['id']}").send("Save", is_enabled=None)
+    assert browser.goto(f"{SHOP}/product/{row['slug']}").status == 404
+    browser.goto(f"{ADMIN}/pages/returns").send("Save", body="No returns.")
+    assert "No returns." in browser.goto(f"{SHOP}/page/returns").text
+    browser.goto(f"{SHOP}/contact").send("Send message", subject="Where is it?", body="I wait.")
+    assert "Where is it?" in browser.goto(f"{ADMIN}/messages").text
+
+
+@pytest.mark.parametrize(
+    "fields", [{"price": "cheap"}, {"price": "1.234"}, {"quantity": "-1"}, {"name": ""}, {"sku": "g-7001x" * 9}]
+)
+def test_a_product_with_a_bad_field_is_not_saved(fields, browser):
+    before = browser.goto(f"{ADMIN}/products/1").soup.select_one("#price")["value"]
+    browser.send("Save", **{"price": "777.00", **fields})
+    assert browser.soup.select_one("[role=alert]")
+    assert browser.goto(f"{ADMIN}/products/1").soup.select_one("#price")["value"] == before
+
+
+def test_votes_count_once_and_can_be_taken_back(browser):
+    def score():
+        return int(words(browser.soup.select_one("#score")).split()[0])
+
+    before = browser.goto(f"{FORUM}/f/books").soup.select_one(".rows a")["href"]
+    browser.goto(urljoin(FORUM, before))
+    start = score()
+    browser.send("Upvote")
+    assert score() == start + 1
+    browser.send("Downvote")
+    assert score() == start - 1
+    browser.send("Downvote")
+    assert score() == start
+
+
+def test_members_change_only_what_is_theirs(sites, browser):
+    post = sites._server.database.first(
+        "SELECT p.id, f.name FROM posts p JOIN forums f ON f.id = forum_id WHERE member_id != 1"
+    )
+    address = f"{FORUM}/f/{post['name']}/{post['id']}"
+    assert browser.goto(f"{address}/edit").status == 403
+    assert browser.client.post(f"{address}/delete").status_code == 403
+    assert browser.goto(address).status == 200
+
+
+def test_developers_change_only_projects_they_may_write_to(sites, browser):
+    row = sites._server.database.first(
+        "SELECT d.username, p.path FROM projects p JOIN developers d ON d.id = owner_id WHERE owner_id != 1"
+    )
+    address = f"{CODE}/{row['username']}/{row['path']}/-"
+    assert browser.goto(f"{address}/edit").status == 403
+    assert browser.client.post(f"{address}/merge_requests/1/merge").status_code == 403
+    assert (
+        browser.client.post(f"{address}/members", data={"username": "ada_brook", "role": "Maintainer"}).status_code
+        == 403
+    )
+
+
+def test_private_projects_are_hidden_from_others(sites, browser):
+    browser.goto(f"{CODE}/new").send("Create project", path="secret-plan", visibility="private")
+    assert browser.goto(f"{CODE}/ada_brook/secret-plan").status == 200
+    visitor = TextBrowser(sites, names=())
+    assert visitor.goto(f"{CODE}/ada_brook/secret-plan").status == 404
+    assert "secret-plan" not in visitor.goto(f"{CODE}/explore?q=secret").text
+
+
+def test_an_edited_file_is_a_commit(browser):
+    browser.goto(f"{CODE}/ada_brook/seedbank/-/edit?file=README.md")
+    browser.send("Commit changes", content="New words", message="Say less")
+    assert words(browser.soup.select_one("#file")) == "New words"
+    assert "Say less by ada_brook" in words(
+        browser.goto(f"{CODE}/ada_brook/seedbank/-/commits").soup.select_one("#commits li")
+    )
+    assert "New words" in browser.goto(f"{CODE}/ada_brook/seedbank").text
+
+
+def test_an_assignee_must_exist(browser):
+    browser.goto(f"{CODE}/ada_brook/seedbank/-/issues/new").send("Create issue", title="Help", assignee="nobody_here")
+    assert 'there is no user "nobody_here"' in browser.text
+    assert browser.soup.select_one("#title")["value"] == "Help"  # what was filled in is kept

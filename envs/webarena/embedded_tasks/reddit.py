@@ -74,7 +74,7 @@ def _submit(db: Database, rng: random.Random) -> Iterator[Instance]:
     for forum, title, text in posts:
         yield Instance(
             {"forum": forum, "title": title, "text": text},
-            pages(reads("last", "#post h1", title), reads("last", "#body", text), url=f"{URL}/f/{forum}/"),
+            pages(reads("last", "#post h1", title), reads("last", "#text", text), url=f"{URL}/f/{forum}/"),
             [*_forum(forum), follow("Submit a post"), fill("Title", title), fill("Text", text), push("Submit")],
         )
 
@@ -239,7 +239,7 @@ def _edit(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row, text in zip(pick(rng, _posts(db, _is_mine(True))), texts, strict=True):
         yield Instance(
             {"title": row["title"], "text": text},
-            pages(reads(_address(row), "#body", text)),
+            pages(reads(_address(row), "#text", text)),
             [*_open(row), follow("Edit"), fill("Text", text), push("Save")],
         )
 

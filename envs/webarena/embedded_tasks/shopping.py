@@ -20,8 +20,8 @@ from rllm_gym.envs.webarena.embedded_tasks.base import (
 from rllm_gym.envs.webarena.script import Step, choose, fill, follow, push, search, stop
 from rllm_gym.envs.webarena.sites.app import money
 from rllm_gym.envs.webarena.sites.database import Database
-from rllm_gym.envs.webarena.sites.seed import PASSWORD
-from rllm_gym.envs.webarena.sites.seed_shop import CATALOGUE, COUPONS
+from rllm_gym.envs.webarena.sites.seed.common import PASSWORD
+from rllm_gym.envs.webarena.sites.seed.shop import CATALOGUE, COUPONS
 from rllm_gym.envs.webarena.sites.shopping import SHIPPING, SITE
 
 templates = Templates("shopping")

@@ -61,7 +61,7 @@ def create_app(name: str) -> Flask:
     app.config["SITE"] = site
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = 3600
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters.update(money=money, stars=stars)
+    app.jinja_env.filters.update(money=money, of=of, stars=stars)
     app.jinja_env.globals.update(site=site)
     app.before_request(_open)
     app.after_request(_commit)
@@ -243,6 +243,11 @@ def like(words: str) -> str:
 
 def money(value: int) -> str:
     return f"${value // 100:,}.{value % 100:02}"
+
+
+def of(number: int, noun: str) -> str:
+    """Return "1 comment", "2 comments"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def stars(rating: float) -> str:

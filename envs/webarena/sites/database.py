@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -76,13 +75,3 @@ class Database:
     def close(self) -> None:
         with self.lock:
             self._connection.close()
-
-
-@functools.lru_cache(maxsize=2)
-def template(seed: int = 0) -> bytes:
-    """Return the serialized database that every episode of this seed begins with."""
-    from rllm_gym.envs.webarena.sites.seed import fill
-
-    database = Database()
-    fill(database, seed)
-    return database.image()

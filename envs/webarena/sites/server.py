@@ -15,7 +15,8 @@ from werkzeug.exceptions import Forbidden
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from rllm_gym.envs.webarena.sites.app import DATABASE, create_app, login_cookie
-from rllm_gym.envs.webarena.sites.database import Database, template
+from rllm_gym.envs.webarena.sites.database import Database
+from rllm_gym.envs.webarena.sites.seed import seeded_image
 from rllm_gym.errors import WorldError
 
 # By WebArena's names. Nothing on the internet can answer at these addresses: RFC 6761 reserves .test.
@@ -62,7 +63,7 @@ class Sites:
             self.close()
             self._server = _Server()
             self._finalizer = weakref.finalize(self, self._server.close)
-        self._server.database = Database(template(self._seed))
+        self._server.database = Database(seeded_image(self._seed))
 
     def storage_state(self, names: Iterable[str] = tuple(SITE_URLS)) -> dict[str, Any]:
         """Return the cookies of these sites' own users, logged in, in the form of Playwright's storage state."""
@@ -107,7 +108,7 @@ def app(name: str) -> Flask:
 class _Server:
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.database = Database(template())
+        self.database = Database()
         self._server: BaseWSGIServer = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler
         )

@@ -6,7 +6,7 @@ import hashlib
 import random
 
 from rllm_gym.envs.webarena.sites.database import Database
-from rllm_gym.envs.webarena.sites.seed import PASSWORD, cycled, names, skewed, times
+from rllm_gym.envs.webarena.sites.seed.common import PASSWORD, cycled, names, skewed, times
 
 NUM_DEVELOPERS = 20
 OWNER = "ada_brook"

@@ -1,4 +1,4 @@
-"""Fills a new database with the data that every episode begins with; all of it made up, and the same for one seed."""
+"""What the made-up data of all sites is drawn with."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 
-from rllm_gym.envs.webarena.sites.database import START, Database
+from rllm_gym.envs.webarena.sites.database import START
 
 PASSWORD = "lighthouse7"  # of every account: nothing here is a secret
-
-
-def fill(database: Database, seed: int) -> None:
-    """Write the data of all sites."""
-    from rllm_gym.envs.webarena.sites import seed_code, seed_forum, seed_shop
-
-    for part in (seed_shop, seed_forum, seed_code):
-        # A generator of its own for each, so that a change of one leaves the others as they are.
-        part.fill(database, random.Random(f"{part.__name__.rpartition('.')[2]} {seed}"))
 
 
 def times(rng: random.Random, count: int, days: int) -> list[str]:

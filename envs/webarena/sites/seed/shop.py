@@ -6,7 +6,7 @@ import random
 import re
 
 from rllm_gym.envs.webarena.sites.database import Database
-from rllm_gym.envs.webarena.sites.seed import PASSWORD, cycled, names, times
+from rllm_gym.envs.webarena.sites.seed.common import PASSWORD, cycled, names, times
 
 NUM_CUSTOMERS = 40
 NUM_ORDERS = 160

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from rllm_gym.envs.webarena.sites.database import Database
-from rllm_gym.envs.webarena.sites.seed import PASSWORD, cycled, skewed, times
+from rllm_gym.envs.webarena.sites.seed.common import PASSWORD, cycled, skewed, times
 
 NUM_MEMBERS = 36
 POSTS_PER_FORUM = 14
