@@ -10,7 +10,8 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.repeated import Repeated
 
-from rllm_gym.algorithms.grpo import GRPOConfig
+from rllm_gym.algorithms.config import LLMConfig
+from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.learner.connectors import EpisodeData
 from rllm_gym.learner.rl_module import LLMModule
 
@@ -19,9 +20,9 @@ SPACE = Repeated(Discrete(VOCABULARY), 512)
 MODULE = "default_policy"
 
 
-def make_config(base_model, **options) -> GRPOConfig:
+def make_config(base_model, method: str = "GRPO", **options) -> LLMConfig:
     """A configuration whose update is plain gradient descent at rate 1: the weights' change is minus the gradient."""
-    config = GRPOConfig()
+    config = get_algorithm_class(method).get_default_config()
     sgd = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
     options = {"base_model": str(base_model), "deepspeed": sgd, "grad_clip": 0.0, "zero_stage": 0, **options}
     for name, value in options.items():
@@ -29,7 +30,7 @@ def make_config(base_model, **options) -> GRPOConfig:
     return config
 
 
-def make_group(config: GRPOConfig) -> LearnerGroup:
+def make_group(config: LLMConfig) -> LearnerGroup:
     spec = RLModuleSpec(LLMModule, SPACE, SPACE, model_config=config._model_config_auto_includes)
     return LearnerGroup(config=config, module_spec=MultiRLModuleSpec(rl_module_specs={MODULE: spec}))
 
