@@ -228,7 +228,7 @@ class AgentEvol(OfflineAlgorithm):
 
     def _keep(self, episodes: Sequence[Episode]) -> SampleFile:
         """Return the samples that carry a weight."""
-        maker, kept = self.sample_maker(), SampleFile(self.logdir)
+        maker, kept = self.sample_maker(), SampleFile(self.trajectories_path.parent)
         streams = [stream for episode in episodes for stream in episode.streams.values() if stream.turns]
         return_N = torch.tensor([stream.total_reward for stream in streams], dtype=torch.float64)
         weight_N = evolution_weight(return_N, kind=self.config.keep, threshold=self.config.threshold)

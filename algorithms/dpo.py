@@ -13,7 +13,8 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rllm_gym.algorithms.functional import dpo_loss
-from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig, OfflineLearner
+from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig
+from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.algorithms.samples import SampleMaker, json_files, kind_of
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError
@@ -197,7 +198,7 @@ class DPO(OfflineAlgorithm):
         if source == SAMPLE:
             source = self.sampled_path()
         path = Path(source)
-        samples = SampleFile(self.logdir)
+        samples = SampleFile(self.trajectories_path.parent)
         pairs = self.pairs[samples] = []
         maker = self.sample_maker()
         if kind_of(path) == "pairs":

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from gymnasium.spaces import Discrete
 from ray.rllib.algorithms.algorithm_config import NotProvided
-from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.spaces.repeated import Repeated
 
 from rllm_gym.algorithms.algorithm import LLMAlgorithm
@@ -23,11 +20,7 @@ from rllm_gym.algorithms.samples import SampleMaker, kind_of, samples_of_path
 from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.learner.batch import Batch, MicroBatch
-from rllm_gym.learner.deepspeed import DeepSpeedLearner
-from rllm_gym.learner.packing import pack_into_micro_batches
 from rllm_gym.learner.samples import SampleData, SamplesToBatch, deal
-from rllm_gym.learner.stats import TokenStats
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout.environments import item_ids_of
 from rllm_gym.rollout.expert import ExpertPlayer, play_experts
@@ -182,38 +175,6 @@ def make_sample_connector(*_: Any, **__: Any) -> SamplesToBatch:
     return SamplesToBatch()
 
 
-class OfflineLearner(DeepSpeedLearner):
-    """A learner of samples or pairs, packed; a method gives the loss."""
-
-    MEAN_STATS: tuple[str, ...] = ("loss",)
-    LOSS_STAT = "loss"
-
-    def split(self, batch: Batch) -> list[MicroBatch]:
-        return pack_into_micro_batches(batch, self.config.tokens_per_micro_batch, is_packed=self.config.packing)
-
-    def batch_of(self, shards: Sequence[Sequence[Any]]) -> Batch:
-        """Return the batch of this learner's shard."""
-        items = shards[dist.get_rank()]
-        tensors = SamplesToBatch()(rl_module=self.module, batch={}, episodes=list(items))
-        return Batch.from_mapping(tensors[DEFAULT_MODULE_ID], self._device)
-
-    @torch.no_grad()
-    def evaluate(self, shards: Sequence[Sequence[Any]]) -> dict[str, float]:
-        """Return the statistics of training, on other data and without learning from it (collective)."""
-        batch = self.batch_of(shards)
-        self.stats = TokenStats(self.MEAN_STATS, self.MAX_STATS)
-        counts = {
-            "num_tokens": self.all_reduce(batch.mask.sum().double(), dist.ReduceOp.SUM),
-            "num_sequences": self.all_reduce(batch.mask.any(-1).sum().double(), dist.ReduceOp.SUM),
-        }
-        for part in self.micro_batches(DEFAULT_MODULE_ID, batch):
-            out = self.engines[DEFAULT_MODULE_ID](part.model_inputs)
-            self.compute_loss_for_module(
-                module_id=DEFAULT_MODULE_ID, config=self.config, batch={**part.tensors, **counts}, fwd_out=out
-            )
-        return self.stats.reduced(self.all_reduce)
-
-
 class OfflineAlgorithm(LLMAlgorithm):
     """Trains on recorded episodes in a shuffled order; a method gives its learner, and its items where they are no
     samples.
@@ -258,8 +219,8 @@ class OfflineAlgorithm(LLMAlgorithm):
         self._fingerprint = self.samples.fingerprint
 
     def read(self, source: str, *, split: str | None) -> SampleFile:
-        """Return the samples of one source, in a file in the algorithm's log folder."""
-        maker, samples = self.sample_maker(), SampleFile(self.logdir)
+        """Return the samples of one source, in a file in the trial's folder."""
+        maker, samples = self.sample_maker(), SampleFile(self.trajectories_path.parent)
         found = (
             self.expert_samples(maker, split)
             if source == EXPERT

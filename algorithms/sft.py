@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from rllm_gym.algorithms.functional import negative_log_likelihood
-from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig, OfflineLearner
+from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
+from rllm_gym.algorithms.offline_learner import OfflineLearner
 
 
 class SFTConfig(OfflineConfig):

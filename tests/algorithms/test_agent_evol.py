@@ -1,0 +1,160 @@
+"""AgentEvol: what is kept and how much it counts, learning over generations, resuming within one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from algorithm_helpers import start_ray
+from offline_helpers import equal, module_weights, not_finite, offline_config
+
+from rllm_gym.algorithms.agent_evol import AgentEvol, AgentEvolConfig
+from rllm_gym.data import read_episodes
+from rllm_gym.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster():
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def build():
+    built = []
+
+    def make(config):
+        built.append(config.build_algo())
+        return built[-1]
+
+    yield make
+    for algo in built:
+        algo.stop()
+
+
+def evol_config(base_model, **options):
+    defaults = {
+        "data": None, "groups_per_step": 8, "group_size": 8, "groups_per_request": 4, "keep": "reward",
+        "num_generation_epochs": 2, "restart_from_base": False, "save_trajectories": True,
+    }  # fmt: skip
+    return offline_config(AgentEvolConfig(), base_model, **{**defaults, **options})
+
+
+def test_it_climbs_by_its_own_episodes_alone(tiny_model, build):
+    algo = build(evol_config(tiny_model, keep="threshold", threshold=0.6, groups_per_step=16))
+    results = [algo.train() for _ in range(5)]
+    returns = [result["env_runners"]["episode_return_mean"] for result in results]
+    kept = [result["num_kept_samples"] for result in results]
+    print("returns", np.round(returns, 3), "kept", kept)
+    assert returns[-1] > returns[0] + 0.1
+    assert 0 < kept[0] < 16 * 8 and kept[-1] > kept[0]
+    assert results[-1]["num_base_samples"] == 0
+    assert not [name for result in results for name in not_finite(result)]
+    assert results[-1]["learners"]["default_policy"]["gradient_norm"] > 0
+
+
+def test_base_data_are_cloned_first_and_merged_into_every_generation(tiny_model, build):
+    algo = build(evol_config(tiny_model, data="expert", num_cloning_epochs=12, num_generation_epochs=2))
+    result = algo.train()
+    # The episodes were played by the clone of the expert, not by the random model.
+    assert result["env_runners"]["episode_return_mean"] > 0.9
+    assert result["num_base_samples"] == 40
+    assert result["num_kept_samples"] == 64
+    assert result["num_updates"] == np.ceil(2 * (40 + 64) / 16)
+
+
+def test_each_generation_begins_with_the_base_model_and_a_fresh_optimizer_if_told_so(tiny_model, build):
+    algo = build(evol_config(tiny_model, data="expert", restart_from_base=True, num_cloning_epochs=3))
+    before = module_weights(algo)
+    weights = algo._base_weights
+    algo.train()
+    trained = module_weights(algo)
+    assert not equal(before, trained)
+    algo.learner_group.foreach_learner(lambda learner: learner.restart(weights))
+    assert equal(before, module_weights(algo))
+    # From there, the same training makes the same weights: nothing of the old optimizer is left.
+    fresh = build(evol_config(tiny_model, data="expert", restart_from_base=True, num_cloning_epochs=0))
+    for one in (algo, fresh):
+        one.prepare()
+        one._imitate(None, num_epochs=1, seed=7)
+    assert equal(module_weights(algo), module_weights(fresh))
+    algo.sync_weights()
+    assert algo.train()["env_runners"]["num_episodes"] == 64
+
+
+def test_an_episode_counts_by_its_return_or_not_at_all_below_the_threshold(tiny_model, build):
+    algo = build(evol_config(tiny_model))
+    groups = algo.task_sampler.groups(0, 4)
+    played, _ = algo.sample(groups, max_episode_steps=3)
+    episodes = [episode.custom_data.pop("episode") for episode in played]
+    returns = [episode.streams["agent"].total_reward for episode in episodes]
+    by_reward = algo._keep(episodes)
+    weights = [by_reward[k].weights.max() for k in range(len(by_reward))]
+    assert weights == pytest.approx([value for value in returns if value > 0])
+    algo.config._is_frozen = False
+    algo.config.keep, algo.config.threshold = "threshold", sorted(returns)[-5]
+    above = algo._keep(episodes)
+    assert len(above) == sum(value >= sorted(returns)[-5] for value in returns)
+    assert {above[k].weights.max() for k in range(len(above))} == {1.0}
+
+
+def test_an_interrupted_generation_takes_its_finished_episodes_from_the_store(tiny_model, build, tmp_path):
+    algo = build(evol_config(tiny_model))
+    algo.train()
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
+
+    sample, asked = algo.sample, []
+
+    def die_in_the_second_request(groups, **kwargs):
+        asked.append(groups)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return sample(groups, **kwargs)
+
+    algo.sample = die_in_the_second_request
+    with pytest.raises(KeyboardInterrupt):
+        algo.train()
+    stored = [record for record in read_episodes(algo.trajectories_path) if record.train_step == 1]
+    assert len(stored) == 4 * 8
+
+    resumed = AgentEvol.from_checkpoint(path)
+    try:
+        played = []
+        sample_again = resumed.sample
+        resumed.sample = lambda groups, **kwargs: played.extend(groups) or sample_again(groups, **kwargs)
+        result = resumed.train()
+        assert [group.key[1:] for group in played] == [(1, 4), (1, 5), (1, 6), (1, 7)]
+        assert result["num_episodes_from_store"] == 32
+        assert result["env_runners"]["num_episodes"] == 64
+        assert resumed.train()["num_episodes_from_store"] == 0
+    finally:
+        resumed.stop()
+
+    # It came out where a run that nobody interrupted did.
+    del algo.sample
+    algo.restore_from_path(path)
+    straight = algo.train()
+    for name in ("episode_return_mean", "num_sampled_tokens"):
+        assert straight["env_runners"][name] == result["env_runners"][name], name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "best"}, "keep must be one of threshold, reward; got 'best'"),
+        ({"groups_per_request": 0}, "groups_per_request must be a number of at least 1; got 0"),
+        ({"num_generation_epochs": 0}, "num_generation_epochs must be a number of at least 1; got 0"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(tiny_model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        evol_config(tiny_model, **options).validate()

@@ -1,0 +1,314 @@
+"""SFT: what is learnt of which source, that cutting the work changes no gradient, learning, resuming, evaluation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+from algorithm_helpers import start_ray
+from offline_helpers import (
+    distance,
+    equal,
+    make_group,
+    make_samples,
+    module_weights,
+    not_finite,
+    offline_config,
+    step,
+)
+
+from rllm_gym.algorithms.samples import SampleMaker, samples_of_path
+from rllm_gym.algorithms.sft import SFT, SFTConfig
+from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
+from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.learner.packing import Packing
+from rllm_gym.tokens import ChatTokenizer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def chat(tiny_model):
+    return ChatTokenizer(str(tiny_model))
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def build(ray_cluster):
+    built = []
+
+    def make(config):
+        built.append(config.build_algo())
+        return built[-1]
+
+    yield make
+    for algo in built:
+        algo.stop()
+
+
+# --- what is learnt ---
+
+
+def talk(*texts):
+    return tuple({"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts))
+
+
+def learnt(chat, sample) -> str:
+    return chat.decode(sample.token_ids[sample.weights > 0])
+
+
+def test_a_conversation_becomes_what_the_template_renders_and_only_the_assistant_is_learnt(chat):
+    messages = ({"role": "system", "content": "Be brief."}, *talk("a?", "one", "b?", "two"))
+    sample = SampleMaker(chat, 512).of_dialogue(Dialogue(messages, (False, False, True, False, True)))
+    rendered = chat.tokenizer.apply_chat_template(list(messages), return_dict=False)
+    assert sample.token_ids.tolist() == rendered[: len(sample)]
+    assert chat.decode(rendered[len(sample) :]) == "\n"
+    assert learnt(chat, sample) == "one<|im_end|>two<|im_end|>"
+    partly = SampleMaker(chat, 512).of_dialogue(Dialogue(messages, (False, False, False, False, True)))
+    assert learnt(chat, partly) == "two<|im_end|>"
+    assert partly.token_ids.tolist() == sample.token_ids.tolist()
+
+
+def test_what_is_too_long_is_cut_after_a_whole_turn_and_nothing_to_learn_is_left_out(chat):
+    messages = talk("a?", "one", "b?", "two")
+    maker = SampleMaker(chat, 512)
+    whole = maker.of_dialogue(Dialogue(messages, (False, True, False, True)))
+    cut = SampleMaker(chat, len(whole) - 1).of_dialogue(Dialogue(messages, (False, True, False, True)))
+    assert learnt(chat, cut) == "one<|im_end|>"
+    assert maker.of_dialogue(Dialogue(messages, (False,) * 4)) is None
+    assert (maker.num_cut, maker.num_left_out) == (0, 1)
+
+
+def stored(chat, action_ids, text, **fields):
+    observation = chat.encode_chat(list(talk("say")), add_generation_prompt=True)
+    turn = TurnRecord(
+        observation_ids=observation, action_ids=action_ids, logp=[0.0] * len(action_ids), reward=1.0, policy_version=0
+    )
+    given = {
+        "env_id": "toy", "episode_id": "0", "seed": 0, "messages": list(talk("say", text)), "turns": [turn],
+        "final_observation_ids": [], "end_reason": "terminated",
+    }  # fmt: skip
+    return EpisodeRecord(**{**given, **fields})
+
+
+def test_stored_ids_are_taken_as_they_were_sampled(chat):
+    ids = [chat.encode_action(letter)[0] for letter in "abc"]  # cut by a limit: no end of turn
+    record = stored(chat, ids, "abc")
+    sample = SampleMaker(chat, 512).of_record(record)
+    assert sample.token_ids.tolist() == [*record.turns[0].observation_ids, *ids]
+    assert sample.weights.tolist() == [0.0] * len(record.turns[0].observation_ids) + [1.0] * 3
+    weighed = SampleMaker(chat, 512, observation_weight=0.25).of_record(record)
+    assert set(weighed.weights[:-3]) == {0.25}
+
+
+def test_a_store_of_another_tokenizer_is_refused_unless_it_is_encoded_anew(chat):
+    ids = chat.encode_action("xyz")
+    record = stored(chat, ids, "abc")  # the ids say something else than the messages
+    with pytest.raises(TrajectoryError, match=r"the tokenizer's of base_model.*Set retokenize: true"):
+        SampleMaker(chat, 512).of_record(record)
+    assert learnt(chat, SampleMaker(chat, 512, retokenize=True).of_record(record)) == "abc<|im_end|>"
+
+
+def test_failed_and_poor_episodes_are_left_out(chat, tmp_path):
+    ids = chat.encode_action("a")
+    poor = stored(chat, ids, "a").turns[0].model_copy(update={"reward": 0.25})
+    records = [
+        stored(chat, ids, "a"),
+        stored(chat, ids, "a", end_reason="error", error="died"),
+        stored(chat, ids, "a", turns=[poor]),
+        stored(chat, ids, "a", turns=[]),
+    ]
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append(records)
+    assert len(list(samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=None))) == 2
+    assert len(list(samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=0.5))) == 1
+
+
+# --- the gradient ---
+
+
+def plain_gradient(base_model, samples):
+    """The gradient of the mean negative log-likelihood with whole logits, one sample at a time, by torch alone."""
+    lm = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    num_tokens = sum((sample.weights[1:] > 0).sum() for sample in samples)
+    total = 0.0
+    for sample in samples:
+        ids, weights = torch.tensor(sample.token_ids), torch.tensor(sample.weights)
+        logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
+        loss = -(logp * weights[1:]).sum() / float(num_tokens)
+        loss.backward()
+        total += loss.item()
+    return {f"lm.{name}": parameter.grad.numpy() for name, parameter in lm.named_parameters()}, total
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_gradient_is_that_of_the_mean_over_learnt_tokens_whatever_the_packing(tiny_model, packing):
+    samples = make_samples(12)
+    plain, loss = plain_gradient(tiny_model, samples)
+    gradient, metrics = step(make_group(SFTConfig(), tiny_model, packing=packing, tokens_per_micro_batch=100), samples)
+    assert distance(plain, {name: gradient[name] for name in plain}) < 1e-5
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["gradient_norm"] == pytest.approx(
+        np.sqrt(sum((value**2).sum() for value in plain.values())), rel=1e-4
+    )
+
+
+def test_a_model_that_does_not_keep_packed_sequences_apart_is_refused(tiny_model, monkeypatch):
+    pack = Packing.pack
+
+    def positions_go_on(self, tokens_BT):
+        tokens_RW, position_RW = pack(self, tokens_BT)
+        return tokens_RW, torch.arange(position_RW.shape[1]).expand_as(position_RW)
+
+    monkeypatch.setattr(Packing, "pack", positions_go_on)
+    with pytest.raises(ConfigError, match=r"must keep sequences apart.*Set packing: false"):
+        make_group(SFTConfig(), tiny_model)
+    make_group(SFTConfig(), tiny_model, packing=False)
+
+
+def test_the_temperature_of_sampling_changes_nothing_of_what_is_learnt(tiny_model):
+    samples = make_samples(4)
+    gradients = [step(make_group(SFTConfig(), tiny_model, temperature=t), samples)[0] for t in (1.0, 0.5)]
+    assert equal(*gradients)
+
+
+def test_a_weight_scales_what_its_token_adds(tiny_model):
+    [sample] = make_samples(1)
+    once, _ = step(make_group(SFTConfig(), tiny_model), [sample])
+    half = type(sample)(sample.token_ids, sample.weights * np.float32(0.5))
+    halved, _ = step(make_group(SFTConfig(), tiny_model), [half])
+    assert distance(once, {name: value * 2 for name, value in halved.items()}) < 1e-5
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_learners_change_no_gradient_and_no_held_out_loss(tiny_model, ray_cluster, stage):
+    samples = make_samples(9)
+    one = make_group(SFTConfig(), tiny_model)
+    two = make_group(SFTConfig(), tiny_model, zero_stage=stage, num_learners=2, tokens_per_micro_batch=80)
+    try:
+        losses = []
+        for group, shards in ((one, [samples]), (two, [samples[::2], samples[1::2]])):
+            found = group.foreach_learner(lambda learner, shards=shards: learner.evaluate(shards))
+            losses.append([result.get()["loss"] for result in found])
+        assert losses[1] == pytest.approx(losses[0] * 2, rel=1e-5)
+        assert distance(step(one, samples)[0], step(two, samples)[0]) < 1e-5
+    finally:
+        two.shutdown()
+
+
+# --- the algorithm ---
+
+
+def test_it_learns_the_expert_without_any_env_runner(tiny_model, build):
+    algo = build(offline_config(SFTConfig(), tiny_model))
+    assert not algo.env_runner_group
+    results = [algo.train() for _ in range(30)]
+    losses = [result["learners"]["default_policy"]["loss"] for result in results]
+    print("losses", np.round(losses, 3))
+    assert losses[-1] < 0.25 * losses[0]
+    assert results[-1]["epoch"] == 30 * 16 / 40
+    assert not [name for result in results for name in not_finite(result)]
+    assert results[-1]["learners"]["default_policy"]["gradient_norm"] > 0
+
+
+def test_it_is_judged_in_the_environment_and_on_held_out_samples(tiny_model, build):
+    config = offline_config(SFTConfig(), tiny_model, evaluation_interval=30, evaluation_splits=["train"])
+    algo = build(config)
+    for _ in range(30):
+        result = algo.train()
+    before, after = result["evaluation_on_start"], result["evaluation"]
+    print("held-out loss", before["loss"], after["loss"], "return", after["train"]["episode_return_mean"])
+    assert after["loss"] < 0.25 * before["loss"]
+    assert after["train"]["num_episodes"] == 16
+    # The samplers hold what was learnt: nearly every letter is right.
+    assert after["train"]["episode_return_mean"] > 0.9 > before["train"]["episode_return_mean"]
+    assert result["num_samples"] == 40 - 8
+    assert not not_finite(result)
+
+
+def test_a_restored_run_goes_on_in_the_middle_of_an_epoch_bit_for_bit(tiny_model, build, tmp_path):
+    algo = build(offline_config(SFTConfig(), tiny_model))
+    for _ in range(2):  # 32 of 40
+        algo.train()
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    expected = algo.train()
+    straight = module_weights(algo)
+    restored = SFT.from_checkpoint(path)
+    try:
+        assert not equal(straight, module_weights(restored))
+        resumed = restored.train()
+        assert equal(straight, module_weights(restored))
+    finally:
+        restored.stop()
+    assert resumed["epoch"] == expected["epoch"] == 48 / 40
+    algo.restore_from_path(path)
+    algo.train()
+    assert equal(straight, module_weights(algo))
+
+
+def test_expert_workers_change_no_sample(tiny_model, build):
+    batches = []
+    for num_workers in (0, 2):
+        algo = build(offline_config(SFTConfig(), tiny_model, num_expert_workers=num_workers))
+        algo.prepare()
+        batches.append(algo.samples.fingerprint)
+        assert len(algo.samples) == 40
+    assert batches[0] == batches[1]
+
+
+def test_only_adapters_are_trained_with_lora_and_the_samplers_get_the_merged_weights(tiny_model, build):
+    config = offline_config(
+        SFTConfig(), tiny_model, lora={"r": 4}, lr=1e-2, evaluation_interval=20, evaluation_splits=["train"]
+    )
+    algo = build(config)
+    before = module_weights(algo)
+    for _ in range(20):
+        result = algo.train()
+    after = module_weights(algo)
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {
+        name for name in before if "lora_" in name
+    }
+    evaluation = result["evaluation"]
+    assert evaluation["loss"] < 0.5 * result["evaluation_on_start"]["loss"]
+    assert evaluation["train"]["episode_return_mean"] > result["evaluation_on_start"]["train"]["episode_return_mean"]
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": None}, "data must be `expert` or a path; got none"),
+        ({"data": "no/such/path"}, "data: must be `expert` or a path that exists; got 'no/such/path'"),
+        ({"env": None}, "data: expert needs an environment; got none"),
+        ({"num_minibatches": 17}, "num_minibatches must be at most samples_per_step, 16; got 17"),
+        ({"samples_per_step": 0}, "samples_per_step must be a number of at least 1; got 0"),
+        ({"observation_weight": -1}, "observation_weight must be a number of at least 0"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(tiny_model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        offline_config(SFTConfig(), tiny_model, **options).validate()
+
+
+def test_pairs_are_refused(tiny_model, tmp_path):
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps([{"prompt": "q", "chosen": "a", "rejected": "b"}]))
+    with pytest.raises(ConfigError, match="pairs of answers are for DPO"):
+        offline_config(SFTConfig(), tiny_model, data=str(path)).validate()
