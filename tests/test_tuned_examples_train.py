@@ -25,7 +25,7 @@ def ray_session():
     ray.shutdown()
 
 
-@pytest.mark.parametrize("world", ["babyai", "sciworld", "searchqa", "textcraft", "textworld"])
+@pytest.mark.parametrize("world", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])
 def test_the_tiny_example_takes_two_train_steps(world):
     [config] = check_experiment(read_experiment(FOLDER / world / "grpo_tiny.yaml"), allow_lookup=False).configs
     # Fewer episodes, and no judging before the first step; the rest is the example's.

@@ -202,7 +202,7 @@ class WebArenaEnv(WebEnv):
         names, logins = self._config["sites"], tasks.login_sites(self._config)
         if self.task_set == "embedded":
             self._sites = self._sites or Sites()
-            self._sites.reset()
+            self._sites.reset(names)
             state = self._sites.storage_state(logins)
             return WebPage([self._urls[name] for name in names], server=self._sites.server, storage_state=state)
         addresses = [self._urls[name] for name in names] + tasks.start_urls(self._config)

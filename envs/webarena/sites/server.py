@@ -57,12 +57,17 @@ class Sites:
         """Where the sites answer, like "127.0.0.1:40123"; "" before the first reset."""
         return "" if self._server is None else self._server.address
 
-    def reset(self) -> None:
-        """Begin with a fresh copy, and with a server where there is none yet in this process."""
+    def reset(self, names: Iterable[str] = tuple(SITE_URLS)) -> None:
+        """Begin with a fresh copy, and with a server where there is none yet in this process.
+
+        Args:
+            names: the sites that answer; the others refuse.
+        """
         if self._server is None or self._server.pid != os.getpid():  # a fork inherits the object, not its thread
             self.close()
             self._server = _Server()
             self._finalizer = weakref.finalize(self, self._server.close)
+        self._server.names = frozenset(names)
         self._server.database = Database(seeded_image(self._seed))
 
     def storage_state(self, names: Iterable[str] = tuple(SITE_URLS)) -> dict[str, Any]:
@@ -108,6 +113,7 @@ def app(name: str) -> Flask:
 class _Server:
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.names = frozenset(SITE_URLS)
         self.database = Database()
         self._server: BaseWSGIServer = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler
@@ -121,7 +127,7 @@ class _Server:
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         host = environ.get("HTTP_HOST", "").partition(":")[0]
         label, _, domain = host.rpartition(".")
-        if label not in _NAMES or domain not in ("test", "localhost"):
+        if _NAMES.get(label) not in self.names or domain not in ("test", "localhost"):
             return Forbidden("This host is none of the sites.")(environ, start_response)
         return app(_NAMES[label])({**environ, DATABASE: self.database}, start_response)
 
