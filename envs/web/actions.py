@@ -21,10 +21,10 @@ ACTIONS = """\
 - goto [url], go_back, go_forward: navigate
 - stop [answer]: end the task; the answer is empty where none is asked for"""
 
-_ID = re.compile(r"\s*\[\s*(\d+)\s*\]")
-_TYPE = re.compile(r"\s*\[\s*(\d+)\s*\]\s*\[(.*)\]\s*", re.DOTALL)
+_ID = re.compile(r"\s*\[\s*([0-9]+)\s*\]")
+_TYPE = re.compile(r"\s*\[\s*([0-9]+)\s*\]\s*\[(.*)\]\s*", re.DOTALL)
 _TYPE_WITH_ENTER = re.compile(
-    r"\s*\[\s*(\d+)\s*\]\s*\[(.*)\]\s*\[\s*(?:press_enter_after\s*=\s*)?([01])\s*\]\s*", re.DOTALL
+    r"\s*\[\s*([0-9]+)\s*\]\s*\[(.*)\]\s*\[\s*(?:press_enter_after\s*=\s*)?([01])\s*\]\s*", re.DOTALL
 )
 _DIRECTION = re.compile(r"\s*\[?\s*(?:direction\s*=\s*)?(up|down)\s*\]?", re.IGNORECASE)
 _BRACKETS = re.compile(r"\s*\[(.*)\]", re.DOTALL)

@@ -35,6 +35,7 @@ class Window:
         self._holds_clock = holds_clock
         self._notes: list[str] = []
         self._num_new_tabs = 0
+        self._num_attaching = 0
         self._has_new_tab = asyncio.Event()
         self._has_crashed = False
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
@@ -184,14 +185,18 @@ class Window:
     async def _attach(self, page: Any) -> None:
         """Take in a tab that was opened, by whomever, and bring it to the front."""
         try:
-            if len(self.tabs) >= MAX_TABS:
-                self._notes.append(f"The page wanted to open another tab; there are {MAX_TABS} already.")
+            if len(self.tabs) + self._num_attaching >= MAX_TABS:
+                self._notes = [f"The page wanted to open another tab; there are {MAX_TABS} already."]
                 await page.close()
                 return
+            self._num_attaching += 1
             page.on("dialog", self._on_dialog)
             page.on("download", self._on_download)
             page.on("crash", self._on_crash)
-            tab = await Tab.attach(page, timeout_s=self._timeout_s, has_clock=self._holds_clock)
+            try:
+                tab = await Tab.attach(page, timeout_s=self._timeout_s, has_clock=self._holds_clock)
+            finally:
+                self._num_attaching -= 1
             self.tabs.append(tab)
             self._current = len(self.tabs) - 1
             page.on("close", lambda _: self._forget(tab))
