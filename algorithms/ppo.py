@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import torch
-import torch.distributed as dist
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -22,6 +21,8 @@ from rllm_gym.learner.connectors import EpisodeData, EpisodesToBatch
 from rllm_gym.learner.critic import ActorCriticModule, CriticModule, value_at_the_end, value_before
 from rllm_gym.learner.deepspeed import merge
 from rllm_gym.learner.rl_module import LLMModule
+from rllm_gym.rollout.env_runner import RLlibEpisode
+from rllm_gym.types import Episode
 
 CRITIC_SUFFIX = "_critic"
 
@@ -212,9 +213,8 @@ class PPOLearner(PolicyLearner):
         for group, weight_decay in zip(groups, self._weight_decays[module_id], strict=True):
             group["weight_decay"] = 0.0 if is_held else weight_decay
 
-    def prepare_batch(self, module_id: str, batch: Batch) -> None:
-        """Add values, their targets and advantages, all as they are before the first step."""
-        super().prepare_batch(module_id, batch)
+    def set_advantages(self, module_id: str, batch: Batch) -> None:
+        """Write advantages, and the values and targets that the critic is trained on."""
         next_value_BT = self._next_values(module_id, batch)
         value_BT = value_before(next_value_BT)
         bootstrap_B = value_at_the_end(next_value_BT, batch.lengths)
@@ -227,10 +227,12 @@ class PPOLearner(PolicyLearner):
             lam=self.config.lambda_,
             is_turn_end_BT=batch.per_token["is_turn_end"] if self.config.gae_per == "turn" else None,
         )
-        batch.per_token["advantage"] = whiten(advantage_BT, batch.mask, all_reduce=self._sum)
+        batch.per_token["advantage"] = whiten(advantage_BT, batch.mask, all_reduce=self.sum_over_learners)
         batch.per_token |= {"old_value": value_BT, "value_target": target_BT}
         self.stats.add("value_mean", value_BT, batch.mask)
-        self._explained_variance = explained_variance(value_BT, target_BT, batch.mask, all_reduce=self._sum)
+        self._explained_variance = explained_variance(
+            value_BT, target_BT, batch.mask, all_reduce=self.sum_over_learners
+        )
 
     def _next_values(self, module_id: str, batch: Batch) -> torch.Tensor:
         critic_id = self._critic_of(module_id)
@@ -242,20 +244,17 @@ class PPOLearner(PolicyLearner):
 
         return self.forward_per_token("next_value", critic_id, batch, forward)
 
-    def _sum(self, value: torch.Tensor) -> torch.Tensor:
-        return self.all_reduce(value, dist.ReduceOp.SUM)
-
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
         if self._is_critic(module_id):
             return self._value_loss(batch, fwd_out)
-        if self.is_warming_up:  # a shared critic; the zero gives every parameter a gradient, as ZeRO wants it
-            return self.config.vf_loss_coeff * self._value_loss(batch, fwd_out) + 0.0 * fwd_out["logp"].sum()
         loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        if not self._has_separate_critic:
-            loss = loss + self.config.vf_loss_coeff * self._value_loss(batch, fwd_out)
-        return loss
+        if self._has_separate_critic:
+            return loss
+        if self.is_warming_up:
+            loss = 0.0 * loss  # a gradient of 0, and not none, which not every ZeRO stage takes
+        return loss + self.config.vf_loss_coeff * self._value_loss(batch, fwd_out)
 
     def policy_loss(
         self,
@@ -296,6 +295,9 @@ class PPO(PolicyGradient):
     @classmethod
     def get_default_config(cls) -> PPOConfig:
         return PPOConfig()
+
+    def store(self, step: int, episodes: list[Episode], rllib_episodes: list[RLlibEpisode]) -> None:
+        super().store(step, episodes, [])  # advantages are the learner's, one per token
 
     def update(self, data: EpisodeData) -> None:
         results = self.learner_group.update(training_data=data, timesteps={TRAINING_ITERATION: self.training_iteration})

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 from algorithm_helpers import module_weights, start_ray
 
 from rllm_gym.algorithms.ppo import PPO, PPOConfig
 from rllm_gym.errors import ConfigError
+from rllm_gym.evaluation.export import export_policy
 
 CRITIC = "default_policy_critic"
 
@@ -44,18 +47,18 @@ def build(ray_cluster):
 
 
 def ppo_config(base_model, env: str = "say_the_word", **options) -> PPOConfig:
-    """PPO on a toy world: 128 episodes of two turns, each with a reward of its own."""
+    """PPO on a toy world: 64 episodes of two turns, each with a reward of its own."""
     config = PPOConfig().environment(env)
     defaults = {
         "base_model": str(base_model),
         "env_config": {"num_turns": 2},
         "max_model_len": 256,
         "max_new_tokens": 6,
-        "groups_per_step": 128,
+        "groups_per_step": 64,
         "lr": 1e-3,
         "critic_lr": 1e-3,
         "engine_options": {"kv_cache_memory_bytes": 64 * 2**20},
-        "num_envs_per_env_runner": 128,
+        "num_envs_per_env_runner": 64,
         "save_trajectories": False,
     }
     for name, value in {**defaults, **options}.items():
@@ -119,7 +122,7 @@ def test_it_learns_words_of_several_turns(tiny_model, build, critic):
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, tmp_path, critic):
+def test_a_checkpoint_resumes_bit_for_bit_is_judged_and_exports_the_policy_alone(tiny_model, build, tmp_path, critic):
     config = ppo_config(tiny_model, critic=critic, groups_per_step=16, critic_warmup_steps=2, max_episode_steps=1)
     algo = build(config)
 
@@ -138,6 +141,7 @@ def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, 
         assert equal(saved, all_weights(restored))
         resumed = [restored.train() for _ in range(2)]
         assert equal(straight, all_weights(restored))
+        assert restored.evaluate_split("train", 4, horizon=1, seed=0)[0]["num_episodes"] == 4
     finally:
         restored.stop()
     for name in ("vf_loss", "explained_variance", "gradient_norm", "num_optimizer_steps"):
@@ -148,6 +152,10 @@ def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, 
     for _ in range(2):
         algo.train()
     assert equal(straight, all_weights(algo))
+
+    assert export_policy(Path(path), tmp_path / "model") == "default_policy"
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
+    assert all(np.array_equal(value.numpy(), saved[f"default_policy/lm.{name}"]) for name, value in exported.items())
 
 
 def test_in_the_warm_up_the_samplers_keep_their_weights_and_the_policy_its_version(tiny_model, build):
@@ -165,22 +173,6 @@ def test_in_the_warm_up_the_samplers_keep_their_weights_and_the_policy_its_versi
     assert names[0] == names[-1]
     for result in results:
         assert not [name for name, value in numbers(result).items() if not math.isfinite(value)]
-
-
-def test_the_exported_model_is_the_policy_alone(tiny_model, build, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    from rllm_gym.evaluation.export import export_policy
-
-    for critic in ("separate", "shared"):
-        algo = build(ppo_config(tiny_model, critic=critic, groups_per_step=8))
-        algo.train()
-        path = Path(algo.save_to_path(str(tmp_path / critic / "checkpoint")))
-        assert export_policy(path, tmp_path / critic / "model") == "default_policy"
-        lm = AutoModelForCausalLM.from_pretrained(tmp_path / critic / "model")
-        trained = module_weights(algo)
-        assert all(np.array_equal(value.numpy(), trained[f"lm.{name}"]) for name, value in lm.state_dict().items())
-        algo.stop()
 
 
 def test_every_policy_that_is_trained_has_a_critic_of_its_own(tiny_model, build):
