@@ -173,23 +173,22 @@ def outcome(task, browser, answer=""):
 
 
 def play(task, sites, mistakes=()):
-    """Play the expert's episode, with foreign actions at some turns; return whether it is solved, and its length."""
+    """Play the expert's episode, with foreign actions at some turns; return whether it is solved, and the last page."""
     sites.reset()
     browser = TextBrowser(sites, tasks.login_sites(task))
-    browser.goto(tasks.render(task["start_url"], SITE_URLS))
+    start = tasks.render(task["start_url"], SITE_URLS)
+    browser.goto(start)
+    assert not is_solved(outcome(task, browser)), task["intent"]
     expert = Expert(task)
     expert.observe(browser.observe())
     for turn in range(MAX_STEPS):
-        if turn in mistakes:
-            action = f"goto [{tasks.render(task['start_url'], SITE_URLS)}]"
-        else:
-            action = pickle.loads(pickle.dumps(expert)).action()
+        action = f"goto [{start}]" if turn in mistakes else pickle.loads(pickle.dumps(expert)).action()
         if parse(action).verb == "stop":
             sites.check()
-            return is_solved(outcome(task, browser, parse(action).text)), turn
+            return is_solved(outcome(task, browser, parse(action).text)), browser
         browser.act(action)
         expert.observe(browser.observe(), action)
-    return False, MAX_STEPS
+    return False, browser
 
 
 # Tasks.
@@ -224,16 +223,13 @@ def test_configs_have_the_fields_of_webarenas():
 
 
 @pytest.mark.parametrize("name", SITE_URLS)
-def test_the_expert_solves_every_task_and_none_is_solved_at_the_start(name, sites):
+def test_the_expert_solves_every_task_none_is_solved_at_the_start_and_answers_can_be_read(name, sites):
     for task in load_tasks():
         if task["sites"] == [name]:
-            sites.reset()
-            browser = TextBrowser(sites, tasks.login_sites(task))
-            browser.goto(tasks.render(task["start_url"], SITE_URLS))
-            assert not is_solved(outcome(task, browser)), task["intent"]
-            is_right, num_turns = play(task, sites)
+            is_right, browser = play(task, sites)
             assert is_right, task["intent"]
-            assert num_turns >= 1
+            if task["eval"]["eval_types"] == ["string_match"]:
+                assert expert_steps(task)[-1].text in browser.text, task["intent"]  # it is read, not known
 
 
 def test_the_expert_finds_its_way_back_after_actions_that_are_not_its_own(sites):
@@ -256,21 +252,6 @@ def test_the_expert_gives_a_legal_action_on_pages_it_does_not_know():
             assert parse(expert.action()).verb in ("goto", "stop", "click")
             assert pickle.dumps(expert) == before
             expert.observe(observation, "click [99]")
-
-
-def test_a_script_ends_with_the_answer_that_the_page_before_it_shows(sites):
-    for task in load_tasks():
-        if task["eval"]["eval_types"] == ["string_match"]:
-            sites.reset()
-            browser = TextBrowser(sites, tasks.login_sites(task))
-            browser.goto(tasks.render(task["start_url"], SITE_URLS))
-            expert = Expert(task)
-            expert.observe(browser.observe())
-            while parse(expert.action()).verb != "stop":
-                action = expert.action()
-                browser.act(action)
-                expert.observe(browser.observe(), action)
-            assert expert_steps(task)[-1].text in browser.text, task["intent"]
 
 
 # Copies.
@@ -458,11 +439,13 @@ def test_visitors_must_log_in_and_come_back_to_the_page_they_wanted(sites):
     assert words(browser.goto(f"{SHOP}/orders").soup.h1) == "Log in"
 
 
-def test_a_log_in_leads_to_no_other_site(sites):
+@pytest.mark.parametrize("target", ["//example.com/", "http://example.com/", "/\\\\example.com/"])
+def test_a_log_in_leads_to_no_other_site(target, sites):
     sites.reset()
     browser = TextBrowser(sites, names=())
-    browser.goto(f"{SHOP}/login?next=//example.com/").send("Log in", login="nora.field@example.com", password=PASSWORD)
-    assert browser.url.startswith(SHOP)
+    login = {"login": "nora.field@example.com", "password": PASSWORD}
+    browser.goto(f"{SHOP}/login?{urlencode({'next': target})}").send("Log in", **login)
+    assert browser.url == f"{SHOP}/"
 
 
 def test_a_log_in_of_one_site_is_none_of_another(sites):

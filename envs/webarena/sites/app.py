@@ -47,17 +47,11 @@ class Site:
     blueprint: Blueprint
 
 
-class _CookiePerSite(SecureCookieSessionInterface):
-    def get_cookie_path(self, app: Flask) -> str:
-        return request.script_root or "/"  # the key of the episode and the site
-
-
 def create_app(name: str) -> Flask:
     """Return the WSGI application of a site: "shopping", "reddit", "gitlab" or "shopping_admin"."""
     site: Site = importlib.import_module(f"rllm_gym.envs.webarena.sites.{name}").SITE
     app = Flask(__name__)
     app.secret_key = _SECRET
-    app.session_interface = _CookiePerSite()
     app.config["SITE"] = site
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = 3600
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -76,7 +70,7 @@ def create_app(name: str) -> Flask:
 
 def login_cookie(app: Flask) -> dict[str, str]:
     """Return the name and value of the cookie with which the site's own user is logged in."""
-    serializer = _CookiePerSite().get_signing_serializer(app)
+    serializer = SecureCookieSessionInterface().get_signing_serializer(app)
     assert serializer is not None  # there is a secret key
     return {
         "name": app.config["SESSION_COOKIE_NAME"],
@@ -139,8 +133,9 @@ def _login() -> ResponseReturnValue:
         if row is not None and row["password"] == request.form.get("password"):
             session["user"] = row[column]
             target = request.args.get("next", "")
-            # Of this site only: "//host" would lead to another one.
-            return redirect(request.script_root + target if target.startswith("/") else home())
+            # Of this site only: "//host" and "/\host" would lead to another one.
+            is_mine = target.startswith("/") and target[1:2] not in ("/", "\\")
+            return redirect(target if is_mine else home())
         flash(f"Wrong {site.login[1].lower()} or password.", "error")
     return render_template("login.html", login_label=site.login[1])
 
