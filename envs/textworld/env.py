@@ -102,10 +102,11 @@ class TextWorldEnv(TextEnv):
         return f"quest_{self.index % NUM_LEVELS + 1}"
 
     def _reset_item(self, index: int) -> str:
-        self._close_game()
         self._history = []
         self._is_over = False
-        self._game = self._start()
+        game = self._start()
+        self._close_game()  # after the next one has started: with the last game the files go
+        self._game = game
         self._plan = self._game.plan
         return self._game.opening
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import tempfile
@@ -60,10 +61,12 @@ class Game:
 
     def __init__(self, level: int, seed: int) -> None:
         textworld = _textworld()
+        self._games = _games(os.getpid())
         infos = textworld.EnvInfos(objective=True, policy_commands=True, max_score=True, score=True)
         with _lock, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # jericho's, that it has no walkthrough of this game
-            self._env = textworld.start(str(_games().path(level, seed)), infos)
+            self._env = textworld.start(str(self._games.path(level, seed)), infos)
+            self._games.num_open += 1
             state = self._env.reset()
         self.max_score: int = state.max_score
         text = state.feedback
@@ -77,7 +80,13 @@ class Game:
         return Reply(_clean(state.feedback), score, state.won or state.lost, state.won, plan)
 
     def close(self) -> None:
-        self._env.close()
+        """Free it; safe to call twice."""
+        if self._env is not None:
+            self._env.close()
+            with _lock:
+                self._games.num_open -= 1
+                self._games.clean_up()
+        self._env = None
 
 
 def as_command(text: str) -> str:
@@ -99,17 +108,22 @@ def _clean(text: str) -> str:
 
 
 class _Games:
-    """The games that were made, as files in a folder that goes with the process; the least recently used go first."""
+    """The games that this process has made, as files in a folder of its own; the least recently used go first.
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="textworld_")
+    The folder goes with the last open game, or with the process. A forked child must not touch its parent's.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.num_open = 0
+        self._pid = pid
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._paths: OrderedDict[tuple[int, int], Path] = OrderedDict()
 
     def path(self, level: int, seed: int) -> Path:
         """Return the file of a game, after making it if it is not there (a second)."""
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="textworld_")
         key = (level, seed)
-        path = self._paths.get(key)
-        if path is None or not path.exists():  # a parent process may have ended and taken it away
+        if key not in self._paths or not self._paths[key].exists():  # a forked child may have ended and cleaned up
             path = Path(self._folder.name) / f"{level}_{seed}" / "game.z8"
             _make(level, seed, path)
             self._paths[key] = path
@@ -117,12 +131,19 @@ class _Games:
         if len(self._paths) > MAX_KEPT_GAMES:
             _, oldest = self._paths.popitem(last=False)
             shutil.rmtree(oldest.parent, ignore_errors=True)
-        return path
+        return self._paths[key]
+
+    def clean_up(self) -> None:
+        """Remove the files if no game is open."""
+        if self.num_open == 0 and self._folder is not None and self._pid == os.getpid():
+            self._folder.cleanup()
+            self._folder = None
+            self._paths.clear()
 
 
 @functools.cache
-def _games() -> _Games:
-    return _Games()
+def _games(pid: int) -> _Games:
+    return _Games(pid)
 
 
 def _make(level: int, seed: int, path: Path) -> None:
@@ -139,6 +160,14 @@ def _make(level: int, seed: int, path: Path) -> None:
         raise WorldError(
             f"TextWorld-v0: level {level} with seed {seed} could not be made: {type(e).__name__}: {e}"
         ) from e
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """TextWorld, beyond what every world promises (test_contract.py)."""
 
+import functools
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -94,22 +96,43 @@ def test_games_in_several_threads_are_those_of_one():
         assert list(pool.map(lambda item: solve(TextWorldEnv(), item), items)) == alone
 
 
-def test_a_game_is_the_same_when_it_is_made_anew():
+@pytest.fixture
+def fresh_games(monkeypatch):
+    """A process that has made no game yet."""
+    monkeypatch.setattr(games, "_games", functools.cache(games._Games))
+    return games._games(os.getpid())
+
+
+def test_a_game_is_the_same_when_it_is_made_anew(fresh_games, monkeypatch):
     before = solve(TextWorldEnv(), HATCH)
     games._games.cache_clear()
     assert solve(TextWorldEnv(), HATCH) == before
+    assert fresh_games._paths and games._games(os.getpid()) is not fresh_games
 
 
-def test_only_the_games_used_last_are_kept(monkeypatch):
+def test_only_the_games_used_last_are_kept_and_none_after_the_last_close(fresh_games, monkeypatch):
     monkeypatch.setattr(games, "MAX_KEPT_GAMES", 2)
-    games._games.cache_clear()
-    for level in (1, 2, 1, 3):
+    keeper = Game(1, 0)
+    for level in (2, 1, 3):
         Game(level, 0).close()
-    kept = games._games()
-    assert list(kept._paths) == [(1, 0), (3, 0)]
-    folders = {path.name for path in kept._paths[1, 0].parent.parent.iterdir()}
-    assert folders == {"1_0", "3_0"}
-    games._games.cache_clear()
+    assert list(fresh_games._paths) == [(1, 0), (3, 0)]
+    folder = fresh_games._paths[1, 0].parent.parent
+    assert {path.name for path in folder.iterdir()} == {"1_0", "3_0"}
+    keeper.close()
+    keeper.close()
+    assert not folder.exists() and fresh_games.num_open == 0
+
+
+def test_resets_keep_the_files_and_a_forked_child_leaves_its_parents(fresh_games, monkeypatch):
+    env = TextWorldEnv()
+    begin(env, 0)
+    folder = fresh_games._paths[1, 0].parent.parent
+    begin(env, 1)
+    assert {path.name for path in folder.iterdir()} == {"1_0", "2_0"}
+    with monkeypatch.context() as context:
+        context.setattr(os, "getpid", lambda: 1)
+        env.close()
+    assert folder.exists()
 
 
 def test_splits_hold_all_levels_and_draws_can_be_restricted():
