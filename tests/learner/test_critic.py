@@ -358,3 +358,17 @@ def test_later_epochs_move_no_value_beyond_the_clip(tiny_model):
     assert once > 1e-4
     assert values_after(6, 1e-6) == pytest.approx(once, rel=0.1)  # values that fell at first still move
     assert values_after(6, None) > 4 * once
+
+
+def test_a_kl_penalty_in_the_reward_is_in_the_critics_targets(tiny_model):
+    """The penalty is log(policy / reference) per token: of a sampler far surer than the reference, so large that every
+    target sinks by at least its last token's."""
+    episodes = ppo_episodes(6)
+    for episode in episodes:
+        episode.extra_model_outputs["action_logp"].data[:] = [
+            np.zeros(len(action), np.float32) for action in episode.get_actions()
+        ]
+    options = {"kl_kind": "k1", "kl_coeff": 1.0}
+    in_loss = update(ppo_group(ppo_config(tiny_model, kl_in="loss", **options), has_values=False), episodes)
+    in_reward = update(ppo_group(ppo_config(tiny_model, kl_in="reward", **options), has_values=False), episodes)
+    assert in_reward["vf_loss"] > 10 * in_loss["vf_loss"]
