@@ -63,7 +63,7 @@ def test_a_given_path_comes_first_then_playwrights_own_then_the_systems(tmp_path
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "playwright"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv(browser.BROWSER_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match="apt-get install chromium.*playwright install chromium"):
+    with pytest.raises(ConfigError, match=r"apt-get install chromium.*playwright install chromium"):
         find_chromium()
     system = executable(tmp_path / "bin" / "chromium")
     assert find_chromium() == system

@@ -1,0 +1,193 @@
+"""Steps, resets and memory of the web worlds with 1, 4 and 16 environments, and BrowserGym's on the same MiniWoB pages.
+
+A step clicks a check box or a link; environments act at once, each from a thread of its own (BrowserGym's: a process,
+since its Playwright is bound to one thread). Memory is the proportional set size of the processes that were started.
+The baseline of the ratio is BrowserGym with one environment, with its waits (0.5 s before each observation, 0.1 s at
+each call to the browser) switched off.
+
+BrowserGym pins other versions than ours; it is measured where it can be imported, so install it into a folder:
+`pip install --no-deps --target /tmp/browsergym browsergym-core browsergym-miniwob lxml`, and set PYTHONPATH to that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import multiprocessing
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import gymnasium
+import psutil
+from report import print_row
+
+from rllm_gym.envs.miniwob.tasks import html_folder
+from rllm_gym.envs.web.browser import CHROMIUM_ARGS, find_chromium
+
+TASKS = ("click-checkboxes-large", "click-option", "click-checkboxes")
+
+
+class OurMiniWoB:
+    """The click on a check box, through the text interface."""
+
+    def __init__(self) -> None:
+        self._env = gymnasium.make("rllm_gym:rllm_gym/MiniWoB-v0", obs_type="text")
+
+    def reset(self, seed: int) -> None:
+        self._env.reset(seed=seed, options={"item_id": f"miniwob_{TASKS[seed % len(TASKS)]}"})
+
+    def step(self) -> None:
+        node = next(node for node in self._env.unwrapped.nodes if node.role in ("checkbox", "radio"))
+        observation = self._env.step(f"Action: click [{node.id}]")[0]
+        assert "checked: " in observation and "ERROR" not in observation
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class OurWebArena(OurMiniWoB):
+    """The expert's action on an embedded site."""
+
+    def __init__(self) -> None:
+        self._env = gymnasium.make("rllm_gym:rllm_gym/WebArena-v0", obs_type="text")
+
+    def reset(self, seed: int) -> None:
+        self._env.reset(seed=seed)
+
+    def step(self) -> None:
+        if self._env.step(self._env.unwrapped.expert_action())[2]:
+            self._env.reset()
+
+
+class BrowserGym:
+    """The same click in BrowserGym's environment, with Debian's browser."""
+
+    def __init__(self, has_waits: bool = False) -> None:
+        import browsergym.miniwob  # noqa: F401  (registers its tasks)
+        from browsergym.core import _get_global_playwright
+
+        chromium = _get_global_playwright().chromium
+        if not hasattr(chromium, "is_patched"):  # it passes no path, and would download a browser
+            args = {"executable_path": find_chromium()}
+            launch = chromium.launch
+            chromium.launch = lambda **kwargs: launch(
+                **{**kwargs, **args, "args": [*(kwargs.get("args") or []), *CHROMIUM_ARGS]}
+            )
+            chromium.is_patched = True
+        waits = {} if has_waits else {"slow_mo": 0, "pre_observation_delay": 0.0}
+        base_url = (html_folder() / "miniwob").as_uri() + "/"
+        self._make = partial(gymnasium.make, task_kwargs={"base_url": base_url}, **waits)
+        self._env: Any = None
+
+    def reset(self, seed: int) -> None:
+        self.close()
+        self._env = self._make(f"browsergym/miniwob.{TASKS[seed % len(TASKS)]}", disable_env_checker=True)
+        self._observation = self._env.reset(seed=seed)[0]
+
+    def step(self) -> None:
+        nodes = self._observation["axtree_object"]["nodes"]
+        roles = {node["browsergym_id"]: node["role"]["value"] for node in nodes if node.get("browsergym_id")}
+        target = next(id for id, role in roles.items() if role in ("checkbox", "radio"))
+        self._observation = self._env.step(f"click({target!r})")[0]
+        assert self._observation["last_action_error"] == ""
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+
+def play(world: Any, seeds: range, num_steps: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of each reset and of each step."""
+    resets, steps = [], []
+    for seed in seeds:
+        start = time.perf_counter()
+        world.reset(seed)
+        resets.append(time.perf_counter() - start)
+        for _ in range(num_steps):
+            start = time.perf_counter()
+            world.step()
+            steps.append(time.perf_counter() - start)
+    return resets, steps
+
+
+def memory_mb() -> float:
+    processes = psutil.Process().children(recursive=True)
+    return sum(process.memory_full_info().pss for process in processes) / 1e6
+
+
+def in_threads(make: Any, num_envs: int, seeds: range, num_steps: int) -> tuple[list[float], list[float], float]:
+    worlds = [make() for _ in range(num_envs)]
+    with ThreadPoolExecutor(num_envs) as pool:
+        list(pool.map(lambda world: play(world, range(1), 1), worlds))  # warm up
+        results = list(pool.map(lambda world: play(world, seeds, num_steps), worlds))
+        memory = memory_mb()
+        list(pool.map(lambda world: world.close(), worlds))
+    return *_flat(results), memory
+
+
+def _flat(results: list[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
+    return [s for resets, _ in results for s in resets], [s for _, steps in results for s in steps]
+
+
+def in_processes(make: Any, num_envs: int, seeds: range, num_steps: int) -> tuple[list[float], list[float], float]:
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(num_envs)]
+    workers = [context.Process(target=_work, args=(make, theirs, seeds, num_steps)) for _, theirs in pipes]
+    for worker in workers:
+        worker.start()
+    results = [mine.recv() for mine, _ in pipes]
+    memory = memory_mb()
+    for (mine, _), worker in zip(pipes, workers, strict=True):
+        mine.send(None)
+        worker.join()
+    return *_flat(results), memory
+
+
+def _work(make: Any, pipe: Any, seeds: range, num_steps: int) -> None:
+    world = make()
+    play(world, range(1), 1)
+    pipe.send(play(world, seeds, num_steps))
+    pipe.recv()  # its memory is measured
+    world.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--num-episodes", type=int, default=5, help="of each environment")
+    parser.add_argument("--num-steps", type=int, default=6, help="in each episode")
+    parser.add_argument("--max-browsergym-envs", type=int, default=4)
+    args = parser.parse_args()
+    seeds = range(1, 1 + args.num_episodes)
+    kinds = [("MiniWoB", OurMiniWoB, in_threads), ("WebArena embedded", OurWebArena, in_threads)]
+    if importlib.util.find_spec("browsergym"):
+        kinds.append(("BrowserGym without waits", BrowserGym, in_processes))
+        kinds.append(("BrowserGym", partial(BrowserGym, has_waits=True), in_processes))
+    else:
+        print("BrowserGym is not installed; see the head of this file.")
+    step_ms: dict[str, float] = {}
+    print("| world | environments | reset ms | step ms, mean | median | steps/s in all | MB | MB per environment |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, make, run in kinds:
+        for num_envs in args.num_envs:
+            if run is in_processes and num_envs > args.max_browsergym_envs:
+                continue
+            resets, steps, memory = run(make, num_envs, seeds, args.num_steps)
+            mean_ms = statistics.mean(steps) * 1e3
+            step_ms.setdefault(name, mean_ms)
+            cells = (
+                name, num_envs, f"{statistics.mean(resets) * 1e3:.0f}", f"{mean_ms:.0f}",
+                f"{statistics.median(steps) * 1e3:.0f}", f"{num_envs / statistics.mean(steps):.1f}",
+                f"{memory:.0f}", f"{memory / num_envs:.0f}",
+            )  # fmt: skip
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    baseline = step_ms.get("BrowserGym without waits")
+    ratio = baseline / step_ms["MiniWoB"] if baseline else float("nan")
+    print_row([*seeds], f"{step_ms['MiniWoB']:.0f} ms a step on MiniWoB, one environment", [ratio])
+
+
+if __name__ == "__main__":
+    main()
