@@ -124,10 +124,10 @@ class DPOConfig(OfflineConfig):
                 if not holds:
                     raise ConfigError(f"{who}: data: sample needs {rule}, or give a path to pairs.")
 
-    def check_source(self, path: Path, who: str) -> None:
-        if kind_of(path) == "dialogues":
+    def check_source(self, source: str, who: str) -> None:
+        if kind_of(Path(source)) == "dialogues":
             raise ConfigError(
-                f"{who}: data: must be trajectories, or JSON with chosen and rejected; got {str(path)!r}. Set run: SFT."
+                f"{who}: data: must be trajectories, or JSON with chosen and rejected; got {source!r}. Set run: SFT."
             )
 
 

@@ -16,7 +16,7 @@ from ray.rllib.utils.spaces.repeated import Repeated
 from rllm_gym.algorithms.algorithm import LLMAlgorithm
 from rllm_gym.algorithms.config import LLMConfig
 from rllm_gym.algorithms.metrics import is_success
-from rllm_gym.algorithms.samples import SampleMaker, kind_of, samples_of_path
+from rllm_gym.algorithms.samples import SampleMaker, import_function, is_function, kind_of, samples_of
 from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
@@ -72,7 +72,8 @@ class OfflineConfig(LLMConfig):
 
         Args:
             data: `expert` (the environment's own expert plays), or a path: trajectories (a run, a trial, a folder, a
-                file), or JSON (AgentGym's trajectories, chat messages).
+                file), or JSON (AgentGym's trajectories, chat messages); or "module:name", a function from a
+                `SampleMaker` to samples.
             num_expert_episodes: how many episodes the expert plays; those it does not solve are left out.
             num_expert_workers: Ray actors that play the expert's episodes; 0 plays them in the driver.
             min_return: leaves out stored episodes with a lower return; None keeps all.
@@ -163,12 +164,14 @@ class OfflineConfig(LLMConfig):
             if source == EXPERT and not self.env:
                 raise ConfigError(f"{who}: data: expert needs an environment; got none. Set env, or give a path.")
             if source != EXPERT:
-                self.check_source(Path(source), who)
+                self.check_source(source, who)
 
-    def check_source(self, path: Path, who: str) -> None:
-        """Make sure that a path can be learnt from."""
-        if kind_of(path) == "pairs":
-            raise ConfigError(f"{who}: data: pairs of answers are for DPO; got {str(path)!r}. Set run: DPO.")
+    def check_source(self, source: str, who: str) -> None:
+        """Make sure that a path or a function can be learnt from."""
+        if is_function(source):
+            import_function(source)
+        elif kind_of(Path(source)) == "pairs":
+            raise ConfigError(f"{who}: data: pairs of answers are for DPO; got {source!r}. Set run: DPO.")
 
 
 def make_sample_connector(*_: Any, **__: Any) -> SamplesToBatch:
@@ -224,7 +227,7 @@ class OfflineAlgorithm(LLMAlgorithm):
         found = (
             self.expert_samples(maker, split)
             if source == EXPERT
-            else samples_of_path(Path(source), maker, min_return=self.config.min_return)
+            else samples_of(source, maker, min_return=self.config.min_return)
         )
         for sample in found:
             samples.append(sample)

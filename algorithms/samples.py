@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,34 @@ def json_files(path: Path) -> list[Path]:
     if any(path.rglob("episodes-*.jsonl*")):
         return []
     return sorted(file for pattern in ("*.json", "*.jsonl") for file in path.glob(pattern))
+
+
+def is_function(source: str) -> bool:
+    """Return whether a source is the name of a function, as "module:name"."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:\w+", source) is not None
+
+
+def import_function(source: str) -> Callable[[SampleMaker], Iterable[Sample | None]]:
+    """Return the function that a source names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, name = source.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"data: must name a function as module:name; got {source!r} ({error}). Correct it."
+        ) from error
+
+
+def samples_of(source: str, maker: SampleMaker, *, min_return: float | None) -> Iterator[Sample]:
+    """Yield the samples of a path, or those that a function named "module:name" makes with the maker."""
+    if not is_function(source):
+        yield from samples_of_path(Path(source), maker, min_return=min_return)
+        return
+    yield from (sample for sample in import_function(source)(maker) if sample is not None)
 
 
 def samples_of_path(path: Path, maker: SampleMaker, *, min_return: float | None) -> Iterator[Sample]:

@@ -70,8 +70,8 @@ def check_experiment(experiment: Experiment, *, allow_lookup: bool) -> Checked:
         raise ExperimentError("\n".join([source.fault(("run",), error), *faults])) from error
     default = algorithm.get_default_config()
     if experiment.env is None and default.needs_env:
-        reason = "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`."
-        raise ExperimentError("\n".join([source.fault((), reason), *faults]))
+        missing = "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`."
+        raise ExperimentError("\n".join([source.fault((), missing), *faults]))
     hints = option_hints(default)
     config = _canonical(experiment, faults)
     for name, value in config.items():

@@ -29,8 +29,8 @@ def describe_evaluation(result: dict[str, Any]) -> str:
         start = f"{before[split]['success_rate']:.3f} -> " if split in before else ""
         parts.append(f"{split} {start}{metrics['success_rate']:.3f}")
     if (loss := (result.get("evaluation") or {}).get("loss")) is not None:
-        start = (result.get("evaluation_on_start") or {}).get("loss")
-        parts.append(f"held-out loss {'' if start is None else f'{start:.3f} -> '}{loss:.3f}")
+        first = (result.get("evaluation_on_start") or {}).get("loss")
+        parts.append(f"held-out loss {'' if first is None else f'{first:.3f} -> '}{loss:.3f}")
     for metrics in list(after.values())[:1]:
         parts.append(f"({metrics.get('num_episodes', 0):g} episodes each, horizon {metrics.get('horizon', 0):g})")
     return "  ".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from offline_helpers import (
     step,
 )
 
-from rllm_gym.algorithms.samples import SampleMaker, samples_of_path
+from rllm_gym.algorithms.samples import SampleMaker, samples_of, samples_of_path
 from rllm_gym.algorithms.sft import SFT, SFTConfig
 from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
 from rllm_gym.errors import ConfigError, TrajectoryError
@@ -137,6 +138,19 @@ def test_failed_and_poor_episodes_are_left_out(chat, tmp_path):
         writer.append(records)
     assert len(list(samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=None))) == 2
     assert len(list(samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=0.5))) == 1
+
+
+def own_samples(maker):
+    yield maker.of_dialogue(Dialogue(talk("q", "yes"), (False, True)))
+    yield None  # nothing to learn
+
+
+def test_a_function_of_ones_own_may_make_the_samples(chat, monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_data", types.SimpleNamespace(own_samples=own_samples))
+    [sample] = samples_of("own_data:own_samples", SampleMaker(chat, 512), min_return=None)
+    assert learnt(chat, sample) == "yes<|im_end|>"
+    with pytest.raises(ConfigError, match=r"must name a function as module:name; got 'own_data:other'"):
+        list(samples_of("own_data:other", SampleMaker(chat, 512), min_return=None))
 
 
 # --- the gradient ---
