@@ -18,12 +18,13 @@ class Step:
     """One step of a script.
 
     Args:
-        verb: "click", "type", "goto" or "stop".
+        verb: "click", "type" or "stop".
         role: of the element, as the tree spells it.
-        name: its name; a "*" at the end stands for any rest.
-        text: what to type, where to go, or the answer.
+        name: its accessible name.
+        text: what to type, or the answer.
         presses_enter: of type.
-        after: the element comes after a line with this text, as a button in a row of a list does.
+        after: the element comes after a line with this text, as a button in a row of a list does; an answer is given
+            where there is such a line.
         is_navigation: whether a new page comes, so that what was filled in before is gone.
     """
 
@@ -37,31 +38,26 @@ class Step:
 
     def find(self, observation: str) -> str | None:
         """Return the action, or None where its element is not on the page."""
-        if self.verb in ("goto", "stop"):
-            return f"{self.verb} [{self.text}]"
         label = f"{self.role} {self.name!r}"
         is_after = not self.after
+        if self.verb == "stop":
+            is_after = is_after or any(self.after in line for _, line in _NODE.findall(observation))
+            return f"stop [{self.text}]" if is_after else None
         for number, line in _NODE.findall(observation):
-            is_named = line.startswith(label[:-2]) if self.name.endswith("*") else f"{line} ".startswith(f"{label} ")
-            if is_after and is_named:
-                return (
-                    f"click [{number}]"
-                    if self.verb == "click"
-                    else f"type [{number}] [{self.text}] [{int(self.presses_enter)}]"
-                )
+            if is_after and f"{line} ".startswith(f"{label} "):
+                if self.verb == "type":
+                    return f"type [{number}] [{self.text}] [{int(self.presses_enter)}]"
+                return f"click [{number}]"
             is_after = is_after or self.after in line
         return None
 
     @property
     def thought(self) -> str:
-        name = self.name.rstrip("*").rstrip(" (")
         match self.verb:
             case "click":
-                return f"I choose the {self.role} {name}."
+                return f"I choose the {self.role} {self.name}."
             case "type":
-                return f"I write this into {name}."
-            case "goto":
-                return "I go to this address."
+                return f"I write this into {self.name}."
         return "I have the answer." if self.text else "The task is done."
 
 
@@ -88,12 +84,9 @@ def search(label: str, words: str) -> Step:
     return Step("type", "searchbox", label, words, presses_enter=True, is_navigation=True)
 
 
-def goto(url: str) -> Step:
-    return Step("goto", text=url, is_navigation=True)
-
-
-def stop(answer: str = "") -> Step:
-    return Step("stop", text=answer)
+def stop(answer: str = "", *, seen: str = "") -> Step:
+    """Give the answer, once the text where it is read has been seen."""
+    return Step("stop", text=answer, after=seen)
 
 
 @dataclass(frozen=True)

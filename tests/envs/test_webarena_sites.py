@@ -57,7 +57,10 @@ class TextBrowser:
         return nodes
 
     def observe(self):
-        lines = [f"[{i}] {role} {name!r}" for i, (_, role, name) in enumerate(self.nodes(), 1)]
+        lines = []
+        for i, (element, role, name) in enumerate(self.nodes(), 1):
+            state = {"textbox": "value", "searchbox": "value", "radio": "checked", "checkbox": "checked"}.get(role)
+            lines.append(f"[{i}] {role} {name!r}{f' {state}: {element.get(state)!r}' if state else ''}")
         return "\n".join([*lines, f"URL: {self.url}", "TABS: Tab 0 (current)"])
 
     def act(self, text):
@@ -172,8 +175,8 @@ def outcome(task, browser, answer=""):
     return Outcome(tasks.render(task, SITE_URLS), answer, browser)
 
 
-def play(task, sites, mistakes=()):
-    """Play the expert's episode, with foreign actions at some turns; return whether it is solved, and the last page."""
+def play(task, sites, mistakes=None):
+    """Play the expert's episode, with other actions at some turns; return whether it is solved, and the last page."""
     sites.reset()
     browser = TextBrowser(sites, tasks.login_sites(task))
     start = tasks.render(task["start_url"], SITE_URLS)
@@ -182,13 +185,27 @@ def play(task, sites, mistakes=()):
     expert = Expert(task)
     expert.observe(browser.observe())
     for turn in range(MAX_STEPS):
-        action = f"goto [{start}]" if turn in mistakes else pickle.loads(pickle.dumps(expert)).action()
-        if parse(action).verb == "stop":
+        action = pickle.loads(pickle.dumps(expert)).action()
+        if mistakes and turn in mistakes:
+            action = mistakes[turn](browser)
+        elif parse(action).verb == "stop":
             sites.check()
             return is_solved(outcome(task, browser, parse(action).text)), browser
         browser.act(action)
         expert.observe(browser.observe(), action)
     return False, browser
+
+
+def on_the_last(verb, *roles):
+    def action(browser):
+        numbers = [i for i, (_, role, name) in enumerate(browser.nodes(), 1) if role in roles]
+        return {"click": "click [{}]", "type": "type [{}] [wrong] [0]"}[verb].format(numbers[-1])
+
+    return action
+
+
+follow_a_link, tick_a_box = on_the_last("click", "link"), on_the_last("click", "radio", "checkbox", "link")
+write_into_a_field = on_the_last("type", "textbox", "searchbox")
 
 
 # Tasks.
@@ -232,12 +249,36 @@ def test_the_expert_solves_every_task_none_is_solved_at_the_start_and_answers_ca
                 assert expert_steps(task)[-1].text in browser.text, task["intent"]  # it is read, not known
 
 
-def test_the_expert_finds_its_way_back_after_actions_that_are_not_its_own(sites):
-    seen = set()
-    for task in load_tasks():
-        if task["intent_template_id"] not in seen:
-            seen.add(task["intent_template_id"])
-            assert play(task, sites, mistakes=(1, 3))[0], task["intent"]
+@pytest.mark.parametrize(
+    "mistakes",
+    [{1: follow_a_link, 3: follow_a_link}, {2: write_into_a_field, 4: tick_a_box, 6: write_into_a_field}],
+    ids=["links", "fields"],
+)
+def test_the_expert_finds_its_way_back_after_actions_that_are_not_its_own(mistakes, sites):
+    for task in {task["intent_template_id"]: task for task in load_tasks()}.values():
+        assert play(task, sites, mistakes)[0], task["intent"]
+
+
+def test_the_expert_goes_on_after_an_action_that_changed_nothing():
+    task = next(task for task in load_tasks() if task["intent"].startswith("What does"))
+    expert, page = Expert(task), "[4] searchbox 'Search products'\nURL: http://shop.test/\nTABS: Tab 0"
+    expert.observe(page)
+    before = expert.action()
+    expert.observe(f"{page}\nERROR: no such action", "fly")
+    assert expert.action() == before
+    expert.observe("[1] link 'Elsewhere'\nURL: http://shop.test/x\nTABS: Tab 0", "click [9]")
+    assert parse(expert.action()) == parse("goto [http://shop.test]")
+
+
+def test_the_expert_scrolls_where_the_tree_is_cut_and_turns_the_page_where_a_list_goes_on():
+    task = next(task for task in load_tasks() if task["intent"].startswith("Cancel my order"))
+    expert = Expert(task)
+    expert.observe("[1] link 'Cart (0)'\n[... 30 more lines below; scroll down to see them]\nURL: http://shop.test/")
+    assert parse(expert.action()) == parse("scroll [down]")
+    expert.observe("[7] link 'My orders'\nURL: http://shop.test/", expert.action())
+    assert parse(expert.action()) == parse("click [7]")
+    expert.observe("[3] link 'Order 1'\n[8] link 'Next page'\nURL: http://shop.test/orders", expert.action())
+    assert parse(expert.action()) == parse("click [8]")
 
 
 def test_the_expert_gives_a_legal_action_on_pages_it_does_not_know():

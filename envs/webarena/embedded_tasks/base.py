@@ -104,7 +104,10 @@ def pick(rng: random.Random, items: Iterable[T], count: int = NUM_INSTANCES) -> 
 
 
 def answer(*included: object, exact: str | None = None) -> dict[str, Any]:
-    """Return rules by which the answer must hold these texts, or be `exact`."""
+    """Return rules by which the answer must hold these texts, or be `exact`.
+
+    Where there are few possible answers they must be exact, or a list of all of them would be right.
+    """
     wanted = {"must_include": [str(text) for text in included]} if exact is None else {"exact_match": exact}
     return _rules(["string_match"], reference_answers=wanted, raw=exact or ", ".join(map(str, included)))
 

@@ -111,21 +111,23 @@ def _comment(db: Database, rng: random.Random) -> Iterator[Instance]:
         )
 
 
-@templates.add("How many open issues with the label {{label}} does the project {{project}} have?")
+@templates.add(
+    "How many open issues with the label {{label}} does the project {{project}} have? Answer with the number only."
+)
 def _num_issues(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, _projects(db)):
         label = rng.choice(LABELS)
         sql = "SELECT count(*) FROM issues WHERE project_id = ? AND label = ? AND state = 'opened'"
         number = str(db.value(sql, row["id"], label))
         steps = [*_open(row), follow("Issues"), follow(label), stop(number)]
-        yield Instance({"label": label, "project": row["path"]}, answer(number), steps)
+        yield Instance({"label": label, "project": row["path"]}, answer(exact=number), steps)
 
 
-@templates.add('Who is the issue "{{title}}" of the project {{project}} assigned to?')
+@templates.add('Who is the issue "{{title}}" of the project {{project}} assigned to? Answer with the user name only.')
 def _assignee(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, _issues(db, "state = 'opened' AND assignee IS NOT NULL")):
         steps = [*_open_issue(row), stop(row["assignee"])]
-        yield Instance({"title": row["title"], "project": row["path"]}, answer(row["assignee"]), steps)
+        yield Instance({"title": row["title"], "project": row["path"]}, answer(exact=row["assignee"]), steps)
 
 
 @templates.add("Star the project {{project}}.")
@@ -195,7 +197,7 @@ def _new_project(db: Database, rng: random.Random) -> Iterator[Instance]:
         )
 
 
-@templates.add("How many commits has {{user}} made to the project {{project}}?")
+@templates.add("How many commits has {{user}} made to the project {{project}}? Answer with the number only.")
 def _num_commits(db: Database, rng: random.Random) -> Iterator[Instance]:
     sql = """
         SELECT p.*, d.username, count(*) AS num FROM commits c JOIN developers d ON d.id = c.author_id
@@ -204,7 +206,7 @@ def _num_commits(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, db.all(sql)):
         number = str(row["num"])
         steps = [*_open(row), follow("Commits"), search("Author", row["username"]), stop(number)]
-        yield Instance({"user": row["username"], "project": row["path"]}, answer(number), steps)
+        yield Instance({"user": row["username"], "project": row["path"]}, answer(exact=number), steps)
 
 
 @templates.add("Show me {{list}}.")
@@ -281,13 +283,13 @@ def _new_merge_request(db: Database, rng: random.Random) -> Iterator[Instance]:
         )
 
 
-@templates.add("Under which license is the project {{project}}?", split="eval")
+@templates.add("Under which license is the project {{project}}? Answer with its short name only.", split="eval")
 def _license(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, _projects(db)):
         text = db.value("SELECT content FROM files WHERE project_id = ? AND path = 'LICENSE'", row["id"])
         name = text.partition(" ")[0]
         steps = [*_open(row), follow("LICENSE"), stop(name)]
-        yield Instance({"project": row["path"]}, answer(name), steps)
+        yield Instance({"project": row["path"]}, answer(exact=name), steps)
 
 
 @templates.add('Set my status to "{{status}}"', split="eval")

@@ -117,17 +117,17 @@ def _comment(db: Database, rng: random.Random) -> Iterator[Instance]:
         )
 
 
-@templates.add('How many comments does the post "{{title}}" have?')
+@templates.add('How many comments does the post "{{title}}" have? Answer with the number only.')
 def _num_comments(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, _posts(db, "num_comments > 0")):
         number = str(row["num_comments"])
-        yield Instance({"title": row["title"]}, answer(number), [*_open(row), stop(number)])
+        yield Instance({"title": row["title"]}, answer(exact=number), [*_open(row), stop(number)])
 
 
-@templates.add('Who wrote the post "{{title}}"?')
+@templates.add('Who wrote the post "{{title}}"? Answer with the user name only.')
 def _author(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, _posts(db, _is_mine(False))):
-        yield Instance({"title": row["title"]}, answer(row["author"]), [*_open(row), stop(row["author"])])
+        yield Instance({"title": row["title"]}, answer(exact=row["author"]), [*_open(row), stop(row["author"])])
 
 
 @templates.add("Open the post with the most points in the forum {{forum}}.")
@@ -159,11 +159,13 @@ def _biography(db: Database, rng: random.Random) -> Iterator[Instance]:
         )
 
 
-@templates.add('How many posts has the author of "{{title}}" written?')
+@templates.add('How many posts has the author of "{{title}}" written? Answer with the number only.')
 def _num_posts(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, _posts(db, _is_mine(False))):
         number = str(db.value("SELECT count(*) FROM posts WHERE member_id = ?", row["member_id"]))
-        yield Instance({"title": row["title"]}, answer(number), [*_open(row), follow(row["author"]), stop(number)])
+        yield Instance(
+            {"title": row["title"]}, answer(exact=number), [*_open(row), follow(row["author"]), stop(number)]
+        )
 
 
 @templates.add("End my subscription to the forum {{forum}}.")

@@ -48,13 +48,15 @@ def _price(db: Database, rng: random.Random) -> Iterator[Instance]:
         yield Instance({"product": row["name"]}, answer(price.strip("$")), [*_open(row["name"]), stop(price)])
 
 
-@templates.add("How many products are there in the category {{category}}?")
+@templates.add("How many products are there in the category {{category}}? Answer with the number only.")
 def _category_size(db: Database, rng: random.Random) -> Iterator[Instance]:
     sql = """
         SELECT c.name, count(*) AS size FROM products p JOIN categories c ON c.id = category_id
         WHERE is_enabled GROUP BY c.id"""
     for row in pick(rng, db.all(sql)):
-        yield Instance({"category": row["name"]}, answer(row["size"]), [follow(row["name"]), stop(str(row["size"]))])
+        yield Instance(
+            {"category": row["name"]}, answer(exact=str(row["size"])), [follow(row["name"]), stop(str(row["size"]))]
+        )
 
 
 @templates.add("Open the page of the cheapest {{kind}}.")
@@ -84,11 +86,11 @@ def _wish(db: Database, rng: random.Random) -> Iterator[Instance]:
         yield Instance({"product": row["name"]}, pages(holds(f"{URL}/wishlist", "#wishes", row["name"])), steps)
 
 
-@templates.add("What is the status of my order {{number}}?")
+@templates.add("What is the status of my order {{number}}? Answer with the status only.")
 def _status(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, _orders(db)):
         steps = [follow("My orders"), follow(f"Order {row['number']}"), stop(row["status"])]
-        yield Instance({"number": row["number"]}, answer(row["status"]), steps)
+        yield Instance({"number": row["number"]}, answer(exact=row["status"]), steps)
 
 
 @templates.add("What was the total of the order that I placed on {{date}}?")
@@ -223,15 +225,15 @@ def _log_in(db: Database, rng: random.Random) -> Iterator[Instance]:
         )
 
 
-@templates.add("Who gave the {{product}} {{stars}} in a review?", split="eval")
+@templates.add("Who gave the {{product}} {{stars}} in a review? Answer with the nickname only.", split="eval")
 def _reviewer(db: Database, rng: random.Random) -> Iterator[Instance]:
     sql = """
         SELECT p.name, r.rating, r.nickname, count(*) AS num FROM reviews r JOIN products p ON p.id = r.product_id
         WHERE status = 'approved' AND is_enabled GROUP BY p.id, r.rating HAVING num = 1 ORDER BY p.id, r.rating"""
     for row in pick(rng, db.all(sql)):
         stars = f"{row['rating']} star{'s' if row['rating'] > 1 else ''}"
-        steps = [*_open(row["name"]), stop(row["nickname"])]
-        yield Instance({"product": row["name"], "stars": stars}, answer(row["nickname"]), steps)
+        steps = [*_open(row["name"]), stop(row["nickname"], seen=f"by {row['nickname']} on")]
+        yield Instance({"product": row["name"], "stars": stars}, answer(exact=row["nickname"]), steps)
 
 
 @templates.add("Set my phone number to {{phone}} and subscribe me to the newsletter.", split="eval")

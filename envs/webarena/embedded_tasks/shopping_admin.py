@@ -90,7 +90,7 @@ def _order_status(db: Database, rng: random.Random) -> Iterator[Instance]:
         )
 
 
-@templates.add("How many orders has {{customer}} placed, without canceled ones?")
+@templates.add("How many orders has {{customer}} placed, without canceled ones? Answer with the number only.")
 def _num_orders(db: Database, rng: random.Random) -> Iterator[Instance]:
     sql = """
         SELECT c.name, count(*) AS num FROM orders o JOIN customers c ON c.id = o.customer_id
@@ -98,7 +98,7 @@ def _num_orders(db: Database, rng: random.Random) -> Iterator[Instance]:
     for row in pick(rng, db.all(sql)):
         number = str(row["num"])
         steps = [follow("Customers"), search("Name, email or phone", row["name"]), stop(number)]
-        yield Instance({"customer": row["name"]}, answer(number), steps)
+        yield Instance({"customer": row["name"]}, answer(exact=number), steps)
 
 
 @templates.add("What is the email address of the customer with the phone number {{phone}}?")
@@ -180,7 +180,7 @@ def _orders_by_status(db: Database, rng: random.Random) -> Iterator[Instance]:
         yield Instance({"status": status}, address(f"{URL}/orders?status={status}"), [follow("Orders"), follow(status)])
 
 
-@templates.add("How many products are {{state}}?")
+@templates.add("How many products are {{state}}? Answer with the number only.")
 def _num_products(db: Database, rng: random.Random) -> Iterator[Instance]:
     states = (
         ("enabled", "Enabled", "is_enabled"),
@@ -189,7 +189,7 @@ def _num_products(db: Database, rng: random.Random) -> Iterator[Instance]:
     )
     for state, link, where in states:
         number = str(len(_products(db, where)))
-        yield Instance({"state": state}, answer(number), [follow("Products"), follow(link), stop(number)])
+        yield Instance({"state": state}, answer(exact=number), [follow("Products"), follow(link), stop(number)])
 
 
 @templates.add("Change the phone number of the customer {{customer}} to {{phone}}.")
