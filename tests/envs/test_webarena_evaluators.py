@@ -191,6 +191,13 @@ def test_url_match_agrees_over_all_published_tasks_and_a_table_of_addresses(both
     assert 700 < sum(verdicts) < len(verdicts) - 300
 
 
+def test_url_match_pools_the_queries_of_all_alternatives(both):
+    rules = {"eval_types": ["url_match"], "reference_url": "http://g/x?a=1&a=4 |OR| http://g/y?a=2&b=3"}
+    config = {"task_id": 0, "intent": "", "eval": rules}
+    paths = ["x?a=1&b=3", "y?a=2&b=3", "x?a=2&b=3", "y?a=4&b=3&c=5", "x/z?a=9&a=1&b=3", "x?a=1", "y?b=3", "z?a=1&b=3"]
+    assert [both(config, page=Page(f"http://g/{path}")) for path in paths] == [True] * 5 + [False] * 3
+
+
 def pages_for(config, values):
     """Return a page on which the i-th target finds `values[i]`."""
     last = "http://reddit.test/f/books/17/a-post/-/comment/3"
