@@ -37,6 +37,7 @@ BROWSER_VARIABLE = "RLLM_GYM_CHROMIUM"  # the path of a browser to use
 SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 120.0  # a call that bounds every wait inside it by less takes so long only if the browser hangs
+PROBE_S = 10.0  # how long the browser may take to say that it is there
 DEAD_PROXY = "http://127.0.0.1:9"  # the discard port, where nothing answers
 CHROMIUM_ARGS = (
     "--no-sandbox",  # Chromium refuses to run as root otherwise; it sees the task's sites only
@@ -111,6 +112,7 @@ class Browser:
         self._thread.start()
         self._playwright: Any = None
         self._chromium: Any = None
+        self._session: Any = None  # with the browser as a whole
         self._process: psutil.Process | None = None
         try:
             self.run(self._start(), START_TIMEOUT_S)
@@ -140,7 +142,9 @@ class Browser:
 
     @property
     def is_alive(self) -> bool:
-        return not self._is_dead and self.owner_pid == os.getpid() and self._chromium.is_connected()
+        if self._is_dead or self.owner_pid != os.getpid() or self._process is None:
+            return False
+        return self._chromium.is_connected() and self._process.is_running()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
         """Wait for a coroutine in the browser's thread, and return its result.
@@ -155,7 +159,7 @@ class Browser:
         try:
             return future.result()
         except PlaywrightError as e:
-            if self._chromium is not None and not self._chromium.is_connected():
+            if not self._answers():
                 self.kill()
                 raise WorldError("Web: the browser died. Reset the environment.") from e
             raise WorldError(f"Web: the browser failed: {_first_line(e)}. Reset the environment.") from e
@@ -165,6 +169,16 @@ class Browser:
         except BaseException:  # Ctrl-C
             future.cancel()
             raise
+
+    def _answers(self) -> bool:
+        """Ask the browser itself; that it is connected Playwright also says when its own driver has died."""
+        if self._session is None:
+            return False
+        try:
+            asyncio.run_coroutine_threadsafe(self._session.send("Browser.getVersion"), self._loop).result(PROBE_S)
+        except (PlaywrightError, TimeoutError):
+            return False
+        return True
 
     async def open_context(
         self,
@@ -242,11 +256,10 @@ class Browser:
                 handle_sigint=False,  # Ctrl-C is for the program, which closes its environments
                 timeout=START_TIMEOUT_S * 1000,
             )
-            session = await self._chromium.new_browser_cdp_session()
-            processes = (await session.send("SystemInfo.getProcessInfo"))["processInfo"]
+            self._session = await self._chromium.new_browser_cdp_session()
+            processes = (await self._session.send("SystemInfo.getProcessInfo"))["processInfo"]
             pid = next(process["id"] for process in processes if process["type"] == "browser")
             self._process = psutil.Process(pid)
-            await session.detach()
         except PlaywrightError as e:
             raise WorldError(f"Web: {self.path} does not start: {_first_line(e)}.") from e
 

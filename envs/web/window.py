@@ -42,6 +42,8 @@ class Window:
 
     @property
     def tab(self) -> Tab:
+        if not self.tabs:
+            raise WorldError("Web: the browser's window is gone. Reset the environment.")
         return self.tabs[self._current]
 
     @property
@@ -62,7 +64,9 @@ class Window:
 
     async def act(self, action: Callable[[], Awaitable[None]]) -> None:
         """Carry out an action and wait until the page has come to rest; `error` says what went wrong."""
+        self.check()
         self._notes, self._num_new_tabs = [], 0
+        await self._have_a_tab()
         tab = self.tab
         tab.num_windows_opened = 0
         errors = []
@@ -76,6 +80,7 @@ class Window:
                 if not tab.page.is_closed():
                     raise
         self.check()
+        await self._have_a_tab()
         if not self._may_visit(self.tab.url):
             errors = [self._refusal(self.tab.url)]
         self.error = " ".join([*errors[:1], *self._notes])
@@ -151,6 +156,11 @@ class Window:
 
     # What happens without being asked for.
 
+    async def _have_a_tab(self) -> None:
+        """Open one where a page has closed the last; in a browser that has died this fails."""
+        if not self.tabs:
+            await self.new_tab()
+
     async def _replace_tab(self) -> None:
         """Put a new tab in the place of the one in front, which does not answer any more."""
         stuck, place = self.tab, self._current
@@ -167,7 +177,7 @@ class Window:
         if not tab.page.is_closed():
             await tab.settle()
             await self._wait_for_tabs(tab.num_windows_opened)
-        if self.tab is not tab:
+        if self.tabs and self.tab is not tab:
             await self.tab.settle()
 
     async def _wait_for_tabs(self, num_new: int) -> None:
@@ -211,7 +221,7 @@ class Window:
         if tab in self.tabs:
             in_front = self.tab
             self.tabs.remove(tab)
-            self._current = self.tabs.index(in_front) if in_front in self.tabs else len(self.tabs) - 1
+            self._current = self.tabs.index(in_front) if in_front in self.tabs else max(len(self.tabs) - 1, 0)
 
     async def _on_dialog(self, dialog: Any) -> None:
         # Answered with yes, since the agent has asked for what the page wants confirmed.

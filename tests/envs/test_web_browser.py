@@ -184,11 +184,13 @@ def test_a_driver_that_dies_fails_its_windows_and_leaves_no_process(open_window)
 def test_a_page_that_crashes_fails_its_window_only(open_window):
     window, other = open_window(), open_window()
     window.goto("http://shop.test/")
-    with pytest.raises(WorldError):
-        window._browser.run(window._window.tab._session.send("Page.crash"))
-        window.observe()
+    window._window.tab._timeout_s = 10.0
+    window._browser.soon(window._window.tab._session.send("Page.crash"))
     with pytest.raises(WorldError, match="crashed"):
-        window.goto("http://shop.test/next")
+        for _ in range(100):
+            window.press("Shift")
+    with pytest.raises(WorldError, match="crashed"):
+        window.observe()
     other.goto("http://shop.test/next")
     assert other.url == "http://shop.test/next"
 

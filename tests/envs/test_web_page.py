@@ -167,10 +167,17 @@ def test_tabs_are_opened_chosen_and_closed(page):
     assert page.tabs == [("about:blank", "")]
 
 
+def test_a_page_may_close_its_tab(page):
+    act(page, "goto [http://shop.test/scripts]")
+    act(page, "click [ID]", "open")
+    act(page, "click [ID]", "leave")
+    assert titles(page) == ["/scripts"]
+
+
 def test_a_page_cannot_open_tabs_without_end(page):
     act(page, "goto [http://shop.test/scripts]")
     act(page, "click [ID]", "open")
-    assert titles(page) == ["/scripts", "/next"]
+    assert titles(page) == ["/scripts", "/popup"]
     act(page, "tab_focus [0]")
     act(page, "click [ID]", "open many")
     assert len(page.tabs) <= 10

@@ -18,10 +18,11 @@ PAGES = {
             <input type="checkbox" name="c" aria-label="Agree"><button>Search</button></form>
         <iframe srcdoc="<button onclick='parent.document.title = `framed`'>inside</button>"></iframe>""",
     "/next": "<p>You came.</p><a href='/'>home</a>",
+    "/popup": "<button onclick='close()'>leave</button>",
     "/scripts": """<button onclick="confirm('Sure?') && (document.title = 'yes')">ask</button>
         <button onclick="fetch('/slow').then(() => document.title = 'fetched')">fetch</button>
         <button onclick="this.remove()">vanish</button>
-        <button onclick="window.open('/next')">open</button>
+        <button onclick="window.open('/popup')">open</button>
         <button onclick="for (let i = 0; i < 20; i++) window.open('/next')">open many</button>
         <button onclick="for (;;) {}">hang</button>
         <button onclick="setTimeout(() => document.title = 'late', 60000)">later</button>
