@@ -17,6 +17,7 @@ from rllm_gym.errors import WorldError
 
 MAX_TABS = 10
 NEW_TAB_S = 5.0  # how long a tab that was announced is waited for
+CLOSING_S = 2.0
 BLANK = "about:blank"
 HELD_TIME = "2026-01-05T09:00:00Z"  # on a page whose clock is held
 
@@ -77,7 +78,7 @@ class Window:
                 errors.append(str(e))
             except PlaywrightError:
                 self.check()
-                if not tab.page.is_closed():
+                if not await _is_closed(tab):
                     raise
         self.check()
         await self._have_a_tab()
@@ -130,13 +131,18 @@ class Window:
     async def observe(self) -> list[Node]:
         """Return the nodes of the tab in front; none where the page does not answer."""
         self.check()
+        await self._have_a_tab()
+        tab = self.tab
         try:
-            self.nodes = await self.tab.read()
+            self.nodes = await tab.read()
         except PageError as e:
             self.nodes, self.error = [], str(e)
         except PlaywrightError:
             self.check()
-            raise
+            if not await _is_closed(tab):
+                raise
+            await self._have_a_tab()
+            self.nodes = await self.tab.read()
         return self.nodes
 
     async def look_up(self, url: str, expression: str) -> Any:
@@ -242,6 +248,14 @@ class Window:
 
     def _refusal(self, url: str) -> str:
         return f"{url[:200]} is not on one of the task's sites: {', '.join(sorted(self.sites))}."
+
+
+async def _is_closed(tab: Tab) -> bool:
+    """Tell whether a tab that does not answer has been closed, word of which may come a little later."""
+    deadline_s = asyncio.get_running_loop().time() + CLOSING_S
+    while not tab.page.is_closed() and asyncio.get_running_loop().time() < deadline_s:
+        await asyncio.sleep(0.05)
+    return bool(tab.page.is_closed())
 
 
 async def _serve(folder: Path, sites: frozenset[str], route: Any) -> None:

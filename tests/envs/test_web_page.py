@@ -171,7 +171,10 @@ def test_a_page_may_close_its_tab(page):
     act(page, "goto [http://shop.test/scripts]")
     act(page, "click [ID]", "open")
     act(page, "click [ID]", "leave")
-    assert titles(page) == ["/scripts"]
+    for _ in range(100):  # the browser closes it when it comes to it
+        if len(page.tabs) > 1:
+            act(page, "press [Shift]")
+    assert titles(page) == ["/scripts"] and "RootWebArea '/scripts'" in page.observe()
 
 
 def test_a_page_cannot_open_tabs_without_end(page):
