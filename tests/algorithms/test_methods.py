@@ -1,0 +1,80 @@
+"""Every method learns a tiny task of two turns, and a run goes on where it was saved."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from algorithm_helpers import module_weights, start_ray, toy_config
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster():
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def build():
+    """Build algorithms and stop them after the test."""
+    built = []
+
+    def make(config):
+        built.append(config.build_algo())
+        return built[-1]
+
+    yield make
+    for algo in built:
+        algo.stop()
+
+
+TWO_TURNS = {"lr": 3e-3, "env_config": {"num_turns": 2}}
+METHODS = {
+    "rloo": ("RLOO", {}),
+    "reinforce_pp": ("ReinforcePP", {"group_size": 1, "groups_per_step": 128}),
+    "remax": ("ReMax", {"group_size": 4, "groups_per_step": 32}),
+    "gspo": ("GRPO", {"preset": "gspo"}),
+    "gigpo": ("GRPO", {"preset": "gigpo"}),
+}
+# Of the mean return, in 12 train steps of 128 episodes. Gained at seed 0 by rloo 0.19 (0.33 at seed 1), reinforce_pp 0.36,
+# remax 0.32, gspo 0.20, gigpo 0.20.
+GAIN = 0.1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_learns_to_say_the_words(tiny_model, build, name):
+    method, options = METHODS[name]
+    algo = build(toy_config(tiny_model, method=method, **TWO_TURNS, **options))
+    results = [algo.train() for _ in range(12)]
+    returns = [result["env_runners"]["episode_return_mean"] for result in results]
+    print("returns", np.round(returns, 3))
+    assert np.mean(returns[-3:]) > np.mean(returns[:3]) + GAIN
+    for result in results:
+        learned = result["learners"]["default_policy"]
+        numbers = [value for value in learned.values() if isinstance(value, (int, float, np.floating))]
+        assert all(math.isfinite(value) for value in numbers)
+        assert learned["gradient_norm"] > 0
+
+
+def test_a_restored_run_goes_on_with_its_kl_coefficient(tiny_model, build, tmp_path):
+    options = {"kl_coeff": 0.1, "kl_target": 1e-3, "kl_rate": 1.0, "group_size": 1, "groups_per_step": 32}
+    algo = build(toy_config(tiny_model, method="ReinforcePP", **TWO_TURNS, **options))
+    coefficients = [algo.train()["learners"]["default_policy"]["kl_coeff"] for _ in range(2)]
+    assert coefficients == pytest.approx([0.1, 0.08])  # the first step's KL is 0, below the target: a fifth less
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    expected = algo.train()["learners"]["default_policy"]
+    straight = module_weights(algo)
+    algo.restore_from_path(path)
+    again = algo.train()["learners"]["default_policy"]
+    assert again["kl_coeff"] == expected["kl_coeff"] != 0.1
+    assert all(np.array_equal(straight[name], value) for name, value in module_weights(algo).items())
