@@ -18,7 +18,7 @@ from rllm_gym.errors import ConfigError, WorldError
 
 try:
     from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway, find_jar_path
-    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from scienceworld.constants import JAR_PATH
 except ModuleNotFoundError as e:
     raise ConfigError(f"SciWorld-v0 needs the {str(e.name).partition('.')[0]} package: {PIP_INSTALL}.") from e
@@ -112,6 +112,7 @@ class Jvm:
         self.pid = os.getpid()
         self.num_worlds = 0
         self.released: deque[Any] = deque()  # interfaces of dropped worlds, until `collect`
+        self._client: _QuietClient | None = None
         command = [find_java(), "-classpath", os.pathsep.join((find_jar_path(), JAR_PATH)), *OPTIONS]
         # The simulator writes a table of its objects into the working folder.
         self.folder = tempfile.mkdtemp(prefix="sciworld_")
@@ -188,6 +189,8 @@ class Jvm:
         for stream in (self.process.stdin, self.process.stdout):
             if stream:
                 stream.close()
+        if self._client is not None:
+            self._client.close()  # its sockets; py4j would leave them to the garbage collector
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def abandon(self) -> None:
@@ -195,7 +198,8 @@ class Jvm:
         if self.process.stdin and not self.process.stdin.closed:
             self.process.stdin.close()  # or Java would outlive the parent as long as the child lives
         self.process.returncode = 0  # not a child of this process
-        self._client.abandon()
+        if self._client is not None:
+            self._client.abandon()
 
 
 class _QuietClient(GatewayClient):
@@ -205,7 +209,7 @@ class _QuietClient(GatewayClient):
         connection = self._get_connection()
         try:
             answer = connection.send_command(command)
-        except Py4JNetworkError:
+        except BaseException:  # Ctrl-C, too: the answer would be taken for that of the next call
             connection.close(reset=True)
             raise
         self._give_back_connection(connection)

@@ -267,6 +267,10 @@ def test_ctrl_c_in_a_call_does_not_shift_the_answers(env, monkeypatch):
     assert play(env, FIND)[1][0].startswith("This outside location")
 
 
+def remote_ports():
+    return {connection.raddr.port for connection in psutil.Process().net_connections("tcp") if connection.raddr}
+
+
 def test_java_ends_with_the_last_environment(keeper):
     keeper.close()
     first, second, third = (SciWorldEnv(split="all") for _ in range(3))
@@ -280,9 +284,11 @@ def test_java_ends_with_the_last_environment(keeper):
     assert second.step("inventory")[0].startswith("In your inventory")
     folder = jvm._jvm.folder
     assert os.listdir(folder)  # the simulator writes files there, not into the user's folder
+    port = jvm._jvm._client.port
+    assert port in remote_ports()
     second.close()
     assert process.poll() is not None
-    assert not os.path.exists(folder)
+    assert not os.path.exists(folder) and port not in remote_ports()
     env = SciWorldEnv()
     begin(env, FIND)
     process = jvm._jvm.process
