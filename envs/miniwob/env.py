@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SITE = "http://miniwob.test"
 VIEWPORT = (500, 320)  # MiniWoB's own, arXiv:1802.08802
+TIMEOUT_S = 60.0  # nothing here is slow but a busy machine
 MAX_TIME_MS = 10**9  # the turn limit is a wrapper
 BEGIN = """([seed, maxTime]) => {
   const style = document.createElement('style');
@@ -122,7 +123,7 @@ class MiniWoBEnv(WebEnv):
     def _open(self, index: int) -> WebPage:
         from rllm_gym.envs.web.page import PageError, WebPage
 
-        page = WebPage([SITE], folder=html_folder(), viewport=VIEWPORT, holds_clock=True)
+        page = WebPage([SITE], folder=html_folder(), viewport=VIEWPORT, holds_clock=True, timeout_s=TIMEOUT_S)
         page.goto(f"{SITE}/miniwob/{TASKS[index]}.html")
         try:
             self._instruction = page.evaluate(BEGIN, [self._seed, MAX_TIME_MS])

@@ -23,6 +23,7 @@ T = TypeVar("T")
 MAX_URL_CHARS = 300
 MAX_TITLE_CHARS = 60
 MAX_ERROR_CHARS = 700
+MIN_ERROR_CHARS = 100  # where the budget is small
 KEY_NAMES = {
     "ctrl": "Control", "control": "Control", "alt": "Alt", "option": "Alt", "shift": "Shift", "meta": "Meta",
     "cmd": "Meta", "command": "Meta", "win": "Meta", "enter": "Enter", "return": "Enter", "esc": "Escape",
@@ -64,7 +65,7 @@ class WebPage:
         storage_state: Any = None,
         viewport: tuple[int, int] = (1280, 720),
         holds_clock: bool = False,
-        timeout_s: float = 20.0,
+        timeout_s: float = 30.0,
     ):
         self._unseen: Node | None = None  # the first that the last observation has cut
         self._timeout_s = timeout_s
@@ -169,7 +170,9 @@ class WebPage:
         the first line that is not scrolled out of view.
         """
         nodes = self._browser.run(self._window.observe())
-        footer = f"\n{self._footer()}"
+        footer = f"\n{self._footer(MAX_ERROR_CHARS)}"
+        if count_tokens(footer) > max_tokens // 2:
+            footer = f"\n{self._footer(MIN_ERROR_CHARS)}"
         budget = max_tokens - count_tokens(footer)
         text, num_shown = render(nodes, max_tokens=budget, count_tokens=count_tokens)
         if num_shown < len(nodes) and self._window.tab.is_scrolled:
@@ -181,14 +184,14 @@ class WebPage:
         self._unseen = nodes[num_shown] if num_shown < len(nodes) else None
         return text + footer
 
-    def _footer(self) -> str:
+    def _footer(self, max_error_chars: int) -> str:
         names = [
             f"Tab {i}{' (current)' if i == self.current_tab else ''}: {_cut(title or url, MAX_TITLE_CHARS)}"
             for i, (url, title) in enumerate(self.tabs)
         ]
         lines = [f"URL: {_cut(self.url, MAX_URL_CHARS)}", f"TABS: {' | '.join(names)}"]
         if self.error:
-            lines.append(f"ERROR: {_cut(self.error, MAX_ERROR_CHARS)}")
+            lines.append(f"ERROR: {_cut(self.error, max_error_chars)}")
         return "\n".join(lines)
 
     def screenshot(self) -> npt.NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from rllm_gym.envs.web.tree import Node
 from rllm_gym.errors import WorldError
 
 MAX_TABS = 10
-NEW_TAB_S = 5.0  # how long a tab that was announced is waited for
+NEW_TAB_S = 5.0  # how long a tab that a page has announced is waited for
 CLOSING_S = 2.0
 BLANK = "about:blank"
 HELD_TIME = "2026-01-05T09:00:00Z"  # on a page whose clock is held
@@ -113,7 +113,7 @@ class Window:
             raise PageError(f"There are {MAX_TABS} tabs, and no more are allowed. Close one.")
         num_before = self._num_new_tabs
         await self.context.new_page()
-        await self._wait_for_tabs(num_before + 1)
+        await self._wait_for_tabs(num_before + 1, self._timeout_s)
 
     async def tab_focus(self, number: int) -> None:
         if not 0 <= number < len(self.tabs):
@@ -172,7 +172,7 @@ class Window:
         stuck, place = self.tab, self._current
         num_new = self._num_new_tabs
         await self.context.new_page()
-        await self._wait_for_tabs(num_new + 1)
+        await self._wait_for_tabs(num_new + 1, self._timeout_s)
         await stuck.page.close()
         self._forget(stuck)
         self.tabs.insert(place, self.tabs.pop())
@@ -186,8 +186,8 @@ class Window:
         if self.tabs and self.tab is not tab:
             await self.tab.settle()
 
-    async def _wait_for_tabs(self, num_new: int) -> None:
-        deadline_s = asyncio.get_running_loop().time() + NEW_TAB_S
+    async def _wait_for_tabs(self, num_new: int, timeout_s: float = NEW_TAB_S) -> None:
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self._num_new_tabs < num_new and asyncio.get_running_loop().time() < deadline_s:
             self._has_new_tab.clear()
             with contextlib.suppress(TimeoutError):
