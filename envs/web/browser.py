@@ -13,6 +13,7 @@ import contextlib
 import os
 import random
 import shutil
+import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -35,6 +36,11 @@ __all__ = ["Browser", "PlaywrightError", "PlaywrightTimeoutError", "find_chromiu
 
 BROWSER_VARIABLE = "RLLM_GYM_CHROMIUM"  # the path of a browser to use
 SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+PLAYWRIGHT_BUILDS = (
+    "chromium-*/chrome-linux*/chrome",
+    "chromium-*/chrome-mac*/*.app/Contents/MacOS/*",
+    "chromium_headless_shell-*/*/*headless*shell",
+)
 START_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 120.0  # a call that bounds every wait inside it by less takes so long only if the browser hangs
 PROBE_S = 10.0  # how long the browser may take to say that it is there
@@ -80,13 +86,10 @@ def find_chromium(path: str | None = None) -> str:
 
 def _playwrights_own() -> str | None:
     """Return the newest Chromium that `playwright install chromium` has put where Playwright looks."""
-    folder = os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright"
-    builds = [
-        build
-        for pattern in ("chromium-*/chrome-linux*/chrome", "chromium_headless_shell-*/*/*headless*shell")
-        for build in Path(folder).glob(pattern)
-    ]
-    builds.sort(key=lambda build: int("".join(c for c in build.parts[-3] if c.isdigit()) or 0))
+    cache = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    folder = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or cache / "ms-playwright")
+    builds = [build for pattern in PLAYWRIGHT_BUILDS for build in folder.glob(pattern)]
+    builds.sort(key=lambda build: int(build.relative_to(folder).parts[0].rpartition("-")[2]))
     return str(builds[-1]) if builds else None
 
 
