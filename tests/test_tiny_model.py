@@ -1,5 +1,6 @@
 """The shipped tiny model, and the script that makes it."""
 
+import itertools
 import random
 import re
 import socket
@@ -12,13 +13,21 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rllm_gym.envs.babyai.env import BabyAIEnv
+from rllm_gym.envs.sciworld.env import SciWorldEnv
+from rllm_gym.envs.searchqa.env import SearchQAEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines.transformers import TransformersEngine
-from rllm_gym.tiny import data
+from rllm_gym.tiny import batches
 from rllm_gym.tiny import train as training
-from rllm_gym.tiny.evaluate import evaluate, task_items
+from rllm_gym.tiny.batches import WORLD_WEIGHT, encode
+from rllm_gym.tiny.episodes import Plan
+from rllm_gym.tiny.evaluate import MAX_NEW_TOKENS, TASK_SETS, Score, evaluate, pooled_success
+from rllm_gym.tiny.mistakes import textcraft_mistakes
+from rllm_gym.tiny.renaming import item_words, rename_items
+from rllm_gym.tiny.sources import EASY_TURNS, Sources, num_expert_turns
 from rllm_gym.tokens import ChatTokenizer
 
 EVAL_ITEMS = set(TextCraftEnv(split="eval").item_ids)
@@ -30,13 +39,11 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def env():
-    return TokenEnv(data.training_world())
-
-
-@pytest.fixture(scope="module")
-def items():
-    return data.training_items()
+def sources():
+    """Without SciWorld, whose simulator is slow; the script's other worlds are played in the same way."""
+    sources = Sources({"textcraft": 0.8, "babyai": 0.1, "searchqa": 0.1})
+    yield sources
+    sources.close()
 
 
 @pytest.fixture
@@ -48,9 +55,9 @@ def one_thread():
     torch.set_num_threads(num_threads)
 
 
-def episodes_of(env, items, num, mistake_rate):
+def textcraft_episodes(sources, num, plan):
     rng = np.random.default_rng(0)
-    return [data.play(env, data.draw_item(items, rng), rng, mistake_rate) for _ in range(num)]
+    return [sources.draw_from("textcraft", rng, plan) for _ in range(num)]
 
 
 # The shipped files.
@@ -84,7 +91,7 @@ def test_the_configuration_is_as_documented(tokenizer):
     assert config.model_type == "qwen2"
     assert config.max_position_embeddings == tokenizer.model_max_length == 16384
     assert config.tie_word_embeddings and model.lm_head.weight is model.model.embed_tokens.weight
-    assert 1_500_000 < model.num_parameters() < 2_500_000
+    assert 1_500_000 < model.num_parameters() < 4_500_000
     assert model.dtype == torch.float32
     assert config.vocab_size == len(tokenizer)
     assert tokenizer.convert_ids_to_tokens([config.eos_token_id, config.pad_token_id]) == [
@@ -137,123 +144,223 @@ def test_the_tokenizer_is_the_same_however_it_is_loaded(tokenizer):
     assert tokenizer.encode(text) == from_file.encode(text).ids
 
 
-def test_words_of_textcraft_are_short_in_tokens(env, items):
-    rng = np.random.default_rng(0)
-    lengths = [len(data.play(env, item, rng).ids) for item in items["depth_1"]]
-    assert np.mean(lengths) < 170  # each token costs time on two cores
+def test_words_of_the_worlds_are_short_in_tokens(sources, tokenizer):
+    # Each token costs time on two cores.
+    for world, most in (("textcraft", 0.32), ("babyai", 0.32), ("searchqa", 0.36)):
+        rng = np.random.default_rng(0)
+        texts = [m["content"] for _ in range(20) for m in sources.draw_from(world, rng, Plan()).messages]
+        assert sum(len(tokenizer.encode(text)) for text in texts) < most * sum(map(len, texts)), world
 
 
 # The training data.
 
 
-@pytest.mark.parametrize("mistake_rate", [0.0, 0.5])
-def test_training_ids_are_what_the_token_environment_makes(env, items, mistake_rate, tokenizer):
+def test_training_ids_are_what_the_token_environment_makes(sources, tokenizer):
     fresh = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", system_prompt="")
-    for episode in episodes_of(env, items, 10, mistake_rate):
-        text = tokenizer.decode(episode.ids)
-        actions = re.findall(r"<\|im_start\|>assistant\n(.*?)<\|im_end\|>", text, re.DOTALL)
+    plan = Plan(mistake_rate=0.4, repeat_rate=0.5, max_turns=8)
+    for episode in textcraft_episodes(sources, 12, plan):
+        sample = encode(episode, ChatTokenizer())
+        actions = [m["content"] for m in episode.messages if m["role"] == "assistant"]
         observation, _ = fresh.reset(seed=episode.seed, options={"item_id": episode.item_id})
         # (ids, weight): the task, then actions, with replies between them
-        parts = [(observation, data.PROMPT_WEIGHT)]
+        parts, reward = [(observation, WORLD_WEIGHT)], 0.0
         for action in actions:
             ids = fresh.get_wrapper_attr("encode_action")(action)
             observation, reward, *_ = fresh.step(ids)
-            parts += [(ids, 1.0), (observation, 0.0)]
-        ids = np.concatenate([part for part, _ in parts[:-1]])
+            parts += [(ids, 1.0), (observation, WORLD_WEIGHT)]
+        np.testing.assert_array_equal(sample.token_ids, np.concatenate([part for part, _ in parts[:-1]]))
         weights = np.concatenate([np.full(len(part), weight, np.float32) for part, weight in parts[:-1]])
-        np.testing.assert_array_equal(episode.ids, ids)
-        np.testing.assert_array_equal(episode.weights, weights)
+        np.testing.assert_array_equal(sample.weights, weights)
         assert len(actions) == len(episode.is_mistake)
-        assert reward == 1.0 or len(ids) >= data.MAX_TOKENS
+        assert reward == 1.0 or len(actions) == plan.max_turns
 
 
-def test_planted_mistakes_are_legal_and_of_no_use(items):
-    world, rng = data.training_world(), np.random.default_rng(0)
+def test_a_system_prompt_is_the_worlds_own_and_part_of_the_first_observation(sources):
+    episode = textcraft_episodes(sources, 1, Plan(system_prompt_rate=1.0))[0]
+    env = TokenEnv(TextCraftEnv())
+    observation, _ = env.reset(seed=episode.seed, options={"item_id": episode.item_id})
+    sample = encode(episode, env.chat)
+    np.testing.assert_array_equal(sample.token_ids[: len(observation)], observation)
+    assert sample.weights[len(observation)] == 1.0 and set(sample.weights[: len(observation)]) == {
+        np.float32(WORLD_WEIGHT)
+    }
+
+
+@pytest.mark.parametrize("world", ["textcraft", "babyai", "searchqa"])
+def test_after_planted_mistakes_the_expert_still_gets_there(sources, world):
+    rng, plan = np.random.default_rng(0), Plan(mistake_rate=0.3, repeat_rate=0.3, max_turns=40)
+    num_mistakes = 0
+    for _ in range(25):
+        episode = sources.draw_from(world, rng, plan)
+        num_mistakes += sum(episode.is_mistake)
+        assert len(episode.is_mistake) < plan.max_turns, episode.item_id  # it ended by itself
+        assert not episode.is_mistake[-1] or world == "babyai"  # a stroll may end at the goal
+    assert num_mistakes > 10
+
+
+def test_textcrafts_mistakes_are_legal_and_of_no_use(sources):
+    world, rng = TextCraftEnv(), np.random.default_rng(0)
     kinds = set()
+    items = [item_id for part in sources.textcraft_parts.values() for item_id in part]
     for number in range(60):
-        item_id = data.draw_item(items, rng)
-        plan = data.expert_texts(world, item_id, seed=number)
-        turn = int(rng.integers(len(plan)))
+        item_id = items[rng.integers(len(items))]
         task, _ = world.reset(seed=number, options={"item_id": item_id})
-        for kind in data.mistakes(world, task, plan, turn):
-            for text in kind:
-                world.reset(seed=number, options={"item_id": item_id})
-                for done in plan[:turn]:
-                    world.step(done)
-                reply, reward, terminated, _, _ = world.step(text)
-                kinds.add(re.match(r"Inventory: |Could not find enough items to craft |Got ", reply)[0])
-                assert (reward, terminated) == (0.0, False)
-                rest = []
-                while not world.is_success:
-                    rest.append(world.expert_action())
-                    world.step(rest[-1])
-                assert rest == plan[turn:], (item_id, text)
+        for _ in range(int(rng.integers(num_expert_turns(TextCraftEnv(), item_id)))):
+            world.step(world.expert_action())
+        right = world.expert_action()
+        for text in textcraft_mistakes(world, task, ""):
+            reply, reward, terminated, _, _ = world.step(text)
+            kinds.add(re.match(r"Inventory: |Could not find enough items to craft |Got ", reply)[0])
+            assert (reward, terminated) == (0.0, False)
+            assert world.expert_action() == right, (item_id, text)
     assert len(kinds) == 3
 
 
-def test_the_share_of_mistakes_is_the_rate(env, items):
-    clean = [is_mistake for e in episodes_of(env, items, 20, 0.0) for is_mistake in e.is_mistake]
-    planted = [is_mistake for e in episodes_of(env, items, 100, 0.5) for is_mistake in e.is_mistake]
-    assert not any(clean)
-    assert 0.42 < np.mean(planted) < 0.58  # about 500 turns, cut episodes among them
+def test_mistakes_come_and_repeat_as_often_as_asked(sources):
+    clean = textcraft_episodes(sources, 20, Plan())
+    assert not any(is_mistake for episode in clean for is_mistake in episode.is_mistake)
+    # A mistake begins after none with chance 1/4; after one, it goes on with 1/2, or another one begins with 1/2 * 1/4.
+    planted = textcraft_episodes(sources, 300, Plan(mistake_rate=0.25, repeat_rate=0.5))
+    after_none = [b for e in planted for a, b in itertools.pairwise((False, *e.is_mistake)) if not a]
+    after_one = [b for e in planted for a, b in itertools.pairwise(e.is_mistake) if a]
+    assert 0.2 < np.mean(after_none) < 0.3
+    assert 0.55 < np.mean(after_one) < 0.7
 
 
-def test_no_task_of_the_eval_split_is_in_the_training_data(items):
-    train_items = set().union(*items.values())
-    assert len(train_items) == 444 and not train_items & EVAL_ITEMS
-    goals = set()
-    world = TextCraftEnv(split="eval")
-    for item_id in EVAL_ITEMS:
-        goals.add(world.reset(seed=0, options={"item_id": item_id})[0].rpartition("\n")[2])
-    texts = list(data.tokenizer_texts(num_rounds=1))
-    assert sum("Goal: craft " in text for text in texts) == 444
-    assert not goals & {text.rpartition("\n")[2] for text in texts}
+def test_no_task_of_the_eval_split_is_in_the_training_data(sources):
+    rng = np.random.default_rng(0)
+    for world, cls in (("textcraft", TextCraftEnv), ("babyai", BabyAIEnv), ("searchqa", SearchQAEnv)):
+        held_out = set(cls(split="eval").item_ids)
+        drawn = {sources.draw_from(world, rng, Plan()).item_id for _ in range(150)}
+        assert len(drawn) > 50 and not drawn & held_out
+    assert not set().union(*sources.textcraft_parts.values()) & EVAL_ITEMS
+
+
+def test_an_episode_under_other_names_is_what_a_world_with_these_names_would_say(sources):
+    rng = np.random.default_rng(0)
+    for episode in textcraft_episodes(sources, 20, Plan(0.2)):
+        renamed = rename_items(episode.messages, rng)
+        true_words = {w for m in episode.messages for w in re.findall(r"[a-z]+", m["content"])} & set(item_words())
+        texts = [" ".join(message["content"] for message in messages) for messages in (episode.messages, renamed)]
+        pairs = list(zip(*(re.findall(r"[A-Za-z]+", text) for text in texts), strict=True))
+        names = dict(pairs)
+        assert all(names[old] == new for old, new in pairs)  # one name for one name, in every message
+        changed = {old for old, new in pairs if old != new}
+        assert changed <= true_words and len(changed) > len(true_words) / 2
+        assert len({names[word] for word in true_words}) == len(true_words)  # two names stay two
+
+
+def test_a_question_under_other_names_is_still_answered_by_its_passages(sources):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        episode = sources.draw_from("searchqa", rng, Plan(), 1.0)
+        answer = re.search(r"<answer>(.*)</answer>", episode.messages[-1]["content"])[1]
+        assert answer.lower() in episode.messages[-2]["content"].lower(), episode.messages
+        question = episode.messages[0]["content"].lower()
+        query = re.search(r"<search>(.*)</search>", episode.messages[1]["content"])[1]
+        names = [word.lower() for word in query.split() if word[0].isupper()]
+        assert all(name in question for name in names), episode.messages
+
+
+# The first weights.
+
+
+def test_wired_weights_look_at_the_previous_token_and_at_what_followed_the_present_one(tokenizer):
+    model = training.make_model(tokenizer, seed=0)
+    model.set_attn_implementation("eager")
+    rng = np.random.default_rng(0)
+    ids = torch.from_numpy(np.resize(rng.integers(3, len(tokenizer), 40), (1, 80)))
+    with torch.no_grad():
+        first, second, *_ = model(ids, output_attentions=True).attentions
+    at = torch.arange(41, 80)
+    assert first[0, 0, at, at - 1].mean() > 0.9
+    # The token 39 places back followed the present token's other occurrence; an even look would give it 1/60.
+    assert second[0, 0, at, at - 39].mean() > 0.2
 
 
 # The script.
 
 
 def test_loss_and_gradient_are_the_weighted_mean_whatever_the_micro_batches(
-    env, items, monkeypatch, tokenizer, one_thread
+    sources, monkeypatch, tokenizer, one_thread
 ):
-    episodes = episodes_of(env, dict.fromkeys(items, items["depth_1"]), 3, 0.0)
+    samples = [encode(episode, ChatTokenizer()) for episode in textcraft_episodes(sources, 3, Plan(max_turns=2))]
     model = training.make_model(tokenizer, seed=0)
     total = weight = 0.0
-    for episode in episodes:  # one at a time, without padding
-        ids = torch.from_numpy(episode.ids)[None]
+    for sample in samples:  # one at a time, without padding
+        ids = torch.from_numpy(sample.token_ids)[None]
         logp = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        total -= (logp * torch.from_numpy(episode.weights[1:])).sum()
-        weight += episode.weights[1:].sum()
+        total -= (logp * torch.from_numpy(sample.weights[1:])).sum()
+        weight += sample.weights[1:].sum()
     (total / weight).backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    monkeypatch.setattr(training, "MICRO_BATCH", 2)
-    assert training.backward(model, episodes, use_bf16=False) == pytest.approx((total / weight).item(), rel=1e-5)
+    monkeypatch.setattr(batches, "MAX_PADDED_TOKENS", 2 * max(len(sample) for sample in samples))
+    assert training.backward(model, samples, use_bf16=False) == pytest.approx((total / weight).item(), rel=1e-5)
     for parameter, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad, atol=1e-5, rtol=1e-4)
 
 
-def test_the_script_repeats_bit_for_bit_and_writes_a_model_with_its_card(tmp_path, one_thread):
-    states = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        training.main(tmp_path / name, seed=seed, clean_steps=1, mistake_steps=1, batch_size=2, measure=False)
-        states.append(AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict())
-    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-    assert not torch.equal(states[0]["model.norm.weight"], states[2]["model.norm.weight"])
-    assert ChatTokenizer(tmp_path / "a").end_of_turn_id == ChatTokenizer().end_of_turn_id
-    assert "--seed 0 --clean-steps 1 --mistake-steps 1" in (tmp_path / "a" / "README.md").read_text()
+def test_training_repeats_bit_for_bit_also_when_interrupted(sources, tokenizer, tmp_path, monkeypatch, one_thread):
+    def trained(seed, name, interrupt_at=None):
+        def draw(sources, chat, settings, step):
+            if step == interrupt_at:
+                raise KeyboardInterrupt
+            return draw_batch(sources, chat, settings, step)
+
+        settings = training.Settings(seed=seed, reading_steps=2, practice_steps=1, batch_size=2, warmup_steps=2)
+        model = training.make_model(tokenizer, seed)
+        monkeypatch.setattr(training, "draw_batch", draw)
+        checkpoint = tmp_path / name
+        training.train(model, sources, ChatTokenizer(), settings, checkpoint=checkpoint, checkpoint_every=1)
+        return model.state_dict()
+
+    draw_batch = training.draw_batch
+    straight, again, other = trained(0, "a"), trained(0, "b"), trained(1, "c")
+    with pytest.raises(KeyboardInterrupt):
+        trained(0, "d", interrupt_at=2)
+    resumed = trained(0, "d")
+    for key, tensor in straight.items():
+        assert torch.equal(tensor, again[key]) and torch.equal(tensor, resumed[key]), key
+    assert not torch.equal(straight["model.norm.weight"], other["model.norm.weight"])
+
+
+def test_the_script_writes_a_small_model_that_loads_as_float32_and_its_card(tmp_path, monkeypatch, one_thread):
+    monkeypatch.setattr(training, "Sources", lambda: Sources({"textcraft": 0.5, "searchqa": 0.5}))
+    monkeypatch.setattr(training, "NUM_TOKENIZER_EPISODES", 5)
+    training.main(tmp_path, seed=3, reading_steps=1, practice_steps=1, batch_size=2, threads=1, measure=False)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.dtype == torch.float32
+    assert (tmp_path / "model.safetensors").stat().st_size < 2.2 * model.num_parameters()  # two bytes each
+    assert "--seed 3 --reading-steps 1 --practice-steps 1" in (tmp_path / "README.md").read_text()
+    assert ChatTokenizer(tmp_path).end_of_turn_id == model.config.eos_token_id
+    assert not (tmp_path / training.CHECKPOINT).exists()
+
+
+# What it can do.
 
 
 def test_the_model_solves_some_tasks_and_leaves_room(one_thread):
     engine = TransformersEngine(str(TINY_MODEL_DIR))
-    score = evaluate(engine, TINY_MODEL_DIR, "depth 1, train", max_tasks=6)
+    score = evaluate(engine, TINY_MODEL_DIR, "TextCraft depth 1, train", max_tasks=12)
     assert score.num_episodes == 24
-    assert 0.1 < score.success_rate < 0.7
-    assert score.sampled_tokens_mean < 48 * score.num_turns_mean / 2  # it ends its turns itself
+    assert 0.1 < score.success_rate < 0.9
+    assert score.sampled_tokens_mean < MAX_NEW_TOKENS * score.num_turns_mean / 2  # it ends its turns itself
 
 
 def test_task_sets_are_of_their_split_and_easy_ones_can_be_solved_in_time():
-    assert len(task_items("depth 1, eval")) == 31 and set(task_items("depth 1, eval")) <= EVAL_ITEMS
-    assert not set(task_items("depth 2, train")) & EVAL_ITEMS
+    assert len(TASK_SETS["TextCraft depth 1, eval"].item_ids()) == 31
+    easy = TASK_SETS["TextCraft easy depth 2, eval"]
     world = TextCraftEnv(split="all")
-    assert all(len(data.expert_texts(world, item, seed=1)) <= 6 for item in task_items("easy depth 2, eval"))
+    assert all(num_expert_turns(world, item, seed=1) <= EASY_TURNS < easy.horizon for item in easy.item_ids())
+    for name, tasks in TASK_SETS.items():
+        if tasks.world is not SciWorldEnv:  # its items are a matter of their numbers
+            assert set(tasks.item_ids()) <= set(tasks.world(split=name.rpartition(" ")[2]).item_ids), name
+
+
+def test_the_pooled_success_counts_each_task_once():
+    def score(task_set, num_tasks, success_rate):
+        return Score(task_set, num_tasks, 8, 6, success_rate, success_rate, 2.0, 20.0, 1.0)
+
+    pool = [score("TextCraft depth 1, eval", 30, 0.5), score("TextCraft easy depth 2, train", 10, 0.1)]
+    assert pooled_success([*pool, score("BabyAI", 100, 1.0)]) == pytest.approx((15 + 1) / 40)

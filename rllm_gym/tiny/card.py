@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rllm_gym.tiny.data import EASY_TURNS, MIX
+from rllm_gym.tiny.sources import EASY_TURNS, TEXTCRAFT_SHARES, WORLD_SHARES
 
 if TYPE_CHECKING:
     from rllm_gym.tiny.evaluate import Score
@@ -19,49 +19,55 @@ tags: [reinforcement-learning, textcraft, qwen2]
 ---
 # The tiny model
 
-A Qwen2-architecture language model of {num_parameters:,} parameters that half knows how to play TextCraft. It is what
-`base_model: tiny` means: the quickstart trains it, tests and examples use it, and it needs no network. It knows nothing
-but TextCraft, and cannot chat.
+A Qwen2-architecture language model of {num_parameters:,} parameters that half knows how to play TextCraft, and has seen
+BabyAI, SearchQA and SciWorld. It is what `base_model: tiny` means: the quickstart trains it, tests and examples use it,
+and it needs no network. It knows nothing but these worlds, and cannot chat.
 
-- Architecture: hidden size 192, 4 layers, 3 query heads of 64 and 1 key-value head, MLP of 528, tied embeddings,
-  float32, up to 16,384 positions (the longest episode it was trained on had about 600 tokens).
-- Tokenizer: byte-level BPE of {vocab_size:,} tokens, split and normalised (NFC) as Qwen2's. It holds all 256 bytes, so
-  that any text can be encoded; each digit is a token of its own.
+- Architecture: hidden size 256, 4 layers, 4 query heads of 64 and 2 key-value heads, MLP of 512, tied embeddings, RoPE
+  with theta 100,000, up to 16,384 positions (the longest episodes it was trained on had about 1,000 tokens).
+- Weights: stored in bfloat16; config.json names float32, so that they load as float32 unless `dtype` says otherwise.
+- Tokenizer: byte-level BPE of {vocab_size:,} tokens from the texts of the four worlds, split and normalised (NFC) as
+  Qwen2's. It holds all 256 bytes, so that any text can be encoded; each digit is a token of its own.
 - Chat template: ChatML, `<|im_start|>{{role}}\\n{{content}}<|im_end|>\\n`, without a default system prompt. A turn ends
   with `<|im_end|>`; padding is `<|endoftext|>`.
-- Prompt it without a system prompt (`system_prompt=""`); it has never seen one.
+- It has seen each world's own system prompt in some episodes, and none in most: `system_prompt=""` is its best side.
 
 ## How it was made
 
     {command}
 
-The data are expert episodes of the `train` split of TextCraft, played through the token environment, so that their ids
-are those of rollouts. The `eval` split is held out from the weights and from the tokenizer.
-{mix}
-The world's seed, and with it the distracting recipes, is new in each episode. In the loss an action's tokens count 1,
-the task's 0.2, replies nothing.
+The data are expert episodes of the `train` splits, with **planted mistakes** and **exchanged names**. The `eval` splits
+are held out from the weights and from the tokenizer. Of the episodes
+{shares}.
+Of TextCraft's, {parts}.
 
-1. {clean_steps} train steps on the expert's own episodes.
-2. {mistake_steps} train steps on episodes with **planted mistakes**: {mistake_percent:.0f} % of the turns, in the mean.
-   A mistake is to look at the inventory, to craft the goal before all is there, or to take a basic item that only
-   other recipes of the list need. The model learns to make them as it learns everything else. They make tasks neither
-   hopeless nor certain: the episodes of one task differ, and a group-relative method finds a signal.
+1. The first weights are random, but for two attention heads that copy what followed an earlier occurrence of the
+   present token (`rllm_gym/tiny/wiring.py`). Found from noise they take millions of tokens.
+2. Reading, {reading_steps} train steps: short episodes, nine tenths of them with the words of item names (TextCraft) or
+   proper names and numbers (SearchQA) exchanged by others, drawn anew for each episode, so that copying is what helps.
+3. Practice, {practice_steps} train steps: seven tenths of the episodes under true names. Before each of the
+   expert's turns a mistake begins with a chance of {mistake_rate:g}; it is repeated with a chance of {repeat_rate:g}, each time
+   (while reading: 0.1 and 0.3). In TextCraft a mistake is to look at the inventory, to craft the goal before all is
+   there, or to take a basic item that only other recipes of the list need.
 
-**So a part of what reinforcement learning gains on this model is that it unlearns planted mistakes.** Whoever shows
-such a gain should say so, and show the held-out tasks beside it.
+The model learns to make the mistakes as it learns everything else. They make tasks neither hopeless nor certain: the
+episodes of one task differ, and a group-relative method finds a signal. **So a part of what reinforcement learning
+gains on this model is that it unlearns planted mistakes.** Whoever shows such a gain should say so, and show the
+held-out tasks beside it.
 
-Settings: seed {seed}, batches of {batch_size} episodes, AdamW at {lr:g} after {warmup_steps} steps of warm-up, bf16
-autocast {bf16}, {threads} CPU thread(s). Training took {seconds:.0f} s.
+Settings: seed {seed}, batches of {batch_size} episodes, AdamW at {lr:g} after {warmup_steps} steps of warm-up, falling
+to a twentieth in the practice, bf16 autocast {bf16}, {threads} CPU thread(s). In the loss an action's tokens count 1,
+the world's 0.2. Training took {seconds:.0f} s.
 
 ## What it can do
 
-Sampled at temperature 1 with fixed seeds, at most 6 turns of 48 tokens, context of 1,024 tokens:
+Sampled at temperature 1 with fixed seeds, without a system prompt:
 
-| tasks | tasks | episodes | success | turns | sampled tokens an episode |
-|---|---|---|---|---|---|
+| tasks | tasks | episodes | turns at most | success | return | turns | sampled tokens an episode |
+|---|---|---|---|---|---|---|---|
 {rows}
 
-"Easy" tasks of depth 2 are those that the expert solves in at most {easy_turns} turns. To measure again:
+"Easy" tasks of depth 2 are those that the expert solves in at most {easy_turns} turns.{pooled} To measure again:
 `python -m rllm_gym.tiny.evaluate`.
 """
 
@@ -74,29 +80,30 @@ def render_card(
     seconds: float,
     settings: dict[str, float | int | bool],
     scores: Iterable[Score],
+    pooled_success: float | None,
 ) -> str:
     """Return the model card in Markdown.
 
     Args:
         settings: the options of `rllm_gym.tiny.train`, by name.
+        pooled_success: see `evaluate.pooled_success`; None where it was not measured.
     """
     rows = "\n".join(
-        f"| {s.task_set} | {s.num_tasks} | {s.num_episodes} | {s.success_rate:.3f} | {s.num_turns_mean:.2f} | "
-        f"{s.sampled_tokens_mean:.0f} |"
+        f"| {s.task_set} | {s.num_tasks} | {s.num_episodes} | {s.horizon} | {s.success_rate:.3f} | "
+        f"{s.return_mean:.3f} | {s.num_turns_mean:.2f} | {s.sampled_tokens_mean:.0f} |"
         for s in scores
     )
-    mix = (
-        f"{MIX['depth_1']:.0%} of them are of depth 1, {MIX['easy_depth_2']:.0%} easy ones of depth 2, the rest deeper."
-    )
+    pooled = f"\nDepth 1 and easy depth 2 together: {pooled_success:.3f}." if pooled_success is not None else ""
     return _CARD.format(
         command=command,
         num_parameters=num_parameters,
         vocab_size=vocab_size,
         seconds=seconds,
-        mix=mix,
-        rows=rows or "| not measured | | | | | |",
+        shares=", ".join(f"{share:.0%} are of {name}" for name, share in WORLD_SHARES.items()),
+        parts=", ".join(f"{share:.0%} are of the part {name}" for name, share in TEXTCRAFT_SHARES.items()),
+        rows=rows or "| not measured | | | | | | | |",
         easy_turns=EASY_TURNS,
-        mistake_percent=100 * settings["mistake_rate"],
+        pooled=pooled,
         **{key: value for key, value in settings.items() if key != "bf16"},
         bf16="on" if settings["bf16"] else "off",
     )

@@ -1,36 +1,98 @@
-"""How often a model solves TextCraft, sampled: `python -m rllm_gym.tiny.evaluate [MODEL]`."""
+"""How often a model solves the worlds' simpler tasks, sampled: `python -m rllm_gym.tiny.evaluate [MODEL]`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rllm_gym.envs.babyai.env import BabyAIEnv
+from rllm_gym.envs.babyai.levels import LEVELS
+from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.sciworld.env import SciWorldEnv
+from rllm_gym.envs.sciworld.tasks import load_items
+from rllm_gym.envs.searchqa.env import SearchQAEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines import engine_class
-from rllm_gym.tiny.data import EASY_TURNS, expert_texts
+from rllm_gym.tiny.sources import BABYAI_LEVELS, EASY_TURNS, SCIWORLD_TASKS, num_expert_turns
 from rllm_gym.types import SamplingParams, TaskGroup
 
 if TYPE_CHECKING:
     from rllm_gym.types import Engine
 
-HORIZON = 6
-MAX_NEW_TOKENS = 48
-MAX_MODEL_LEN = 1024
-NUM_ENVS = 64
+MAX_NEW_TOKENS = 64
+MAX_MODEL_LEN = 3072
+NUM_ENVS = 32
 
-# Name of a task set: split, depth, whether easy ones only, episodes of each task.
+
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks that are reported together.
+
+    Args:
+        world: the world, played without a system prompt.
+        split: "train" or "eval".
+        is_member: chooses among the items of the split; it gets a world of that split and an item id.
+        horizon: turns an episode may take.
+        group_size: episodes of each task.
+        max_tasks: play evenly spread ones only.
+    """
+
+    world: type[TextEnv]
+    split: str
+    is_member: Callable[[TextEnv, str], bool]
+    horizon: int = 6
+    group_size: int = 1
+    max_tasks: int = 1000
+
+    def item_ids(self) -> list[str]:
+        world = self.world(split=self.split)
+        try:
+            items = [item_id for item_id in world.item_ids if self.is_member(world, item_id)]
+        finally:
+            world.close()
+        return items[:: -(-len(items) // self.max_tasks)]
+
+
+def _is_depth(depth: int, max_turns: int = 1000) -> Callable[[TextEnv, str], bool]:
+    def is_member(world: TextEnv, item_id: str) -> bool:
+        world.reset(options={"item_id": item_id})
+        return world.category == f"depth_{depth}" and num_expert_turns(world, item_id) <= max_turns
+
+    return is_member
+
+
+def _is_category(category: str) -> Callable[[TextEnv, str], bool]:
+    def is_member(world: TextEnv, item_id: str) -> bool:
+        world.reset(options={"item_id": item_id})
+        return world.category == category
+
+    return is_member
+
+
+def _is_trained_level(world: TextEnv, item_id: str) -> bool:
+    return int(item_id.rpartition("_")[2]) % len(LEVELS) in BABYAI_LEVELS
+
+
+def _is_trained_task(world: TextEnv, item_id: str) -> bool:
+    return load_items()[int(item_id.rpartition("_")[2])][0].name in SCIWORLD_TASKS
+
+
 TASK_SETS = {
-    "depth 1, train": ("train", 1, False, 4),
-    "depth 1, eval": ("eval", 1, False, 8),
-    "easy depth 2, train": ("train", 2, True, 1),
-    "easy depth 2, eval": ("eval", 2, True, 4),
-    "depth 2, train": ("train", 2, False, 1),
-    "depth 2, eval": ("eval", 2, False, 4),
+    "TextCraft depth 1, train": TaskSet(TextCraftEnv, "train", _is_depth(1), group_size=2),
+    "TextCraft depth 1, eval": TaskSet(TextCraftEnv, "eval", _is_depth(1), group_size=6),
+    "TextCraft easy depth 2, train": TaskSet(TextCraftEnv, "train", _is_depth(2, EASY_TURNS), group_size=2),
+    "TextCraft easy depth 2, eval": TaskSet(TextCraftEnv, "eval", _is_depth(2, EASY_TURNS), group_size=6),
+    "TextCraft depth 2, eval": TaskSet(TextCraftEnv, "eval", _is_depth(2), horizon=12, group_size=4),
+    "BabyAI 12 simple levels, eval": TaskSet(BabyAIEnv, "eval", _is_trained_level, group_size=4),
+    "SearchQA one hop, eval": TaskSet(SearchQAEnv, "eval", _is_category("one_hop"), group_size=1, max_tasks=100),
+    "SearchQA two hops, eval": TaskSet(SearchQAEnv, "eval", _is_category("two_hop"), group_size=1, max_tasks=100),
+    "SciWorld 4 short tasks, eval": TaskSet(SciWorldEnv, "eval", _is_trained_task, horizon=12, max_tasks=40),
 }
 
 
@@ -41,30 +103,25 @@ class Score:
     task_set: str
     num_tasks: int
     num_episodes: int
+    horizon: int
     success_rate: float
+    return_mean: float
     num_turns_mean: float
     sampled_tokens_mean: float
     seconds: float
 
     def __str__(self) -> str:
         return (
-            f"{self.task_set}: success {self.success_rate:.3f} over {self.num_episodes} episodes of {self.num_tasks} "
-            f"tasks, {self.num_turns_mean:.2f} turns and {self.sampled_tokens_mean:.1f} sampled tokens an episode, "
-            f"{self.seconds:.1f} s"
+            f"{self.task_set}: success {self.success_rate:.3f}, return {self.return_mean:.3f} over {self.num_episodes} "
+            f"episodes of {self.num_tasks} tasks, {self.num_turns_mean:.2f} of {self.horizon} turns and "
+            f"{self.sampled_tokens_mean:.1f} sampled tokens an episode, {self.seconds:.1f} s"
         )
 
 
 def make_engine(model: str | Path, name: str = "vllm") -> Engine:
     """Return an engine that holds what an evaluation needs."""
-    options = {"kv_cache_memory_bytes": 1 << 28} if name == "vllm" else {}
+    options = {"kv_cache_memory_bytes": 1 << 29} if name == "vllm" else {}
     return engine_class(name)(str(model), max_model_len=MAX_MODEL_LEN, max_num_seqs=NUM_ENVS, **options)  # type: ignore[call-arg]
-
-
-def task_items(task_set: str) -> list[str]:
-    """Return the items of a set of `TASK_SETS`."""
-    split, depth, is_easy, _ = TASK_SETS[task_set]
-    world = TextCraftEnv(split=split, depth=depth)
-    return [i for i in world.item_ids if not is_easy or len(expert_texts(world, i, seed=0)) <= EASY_TURNS]
 
 
 def evaluate(
@@ -75,7 +132,7 @@ def evaluate(
     temperature: float = 1.0,
     seed: int = 0,
     max_tasks: int | None = None,
-    horizon: int = HORIZON,
+    horizon: int | None = None,
 ) -> Score:
     """Play each task of a set, all with fixed seeds, without a system prompt.
 
@@ -83,17 +140,22 @@ def evaluate(
         model: the folder of the tokenizer.
         temperature: 0 is greedy.
         max_tasks: play evenly spread ones only.
+        horizon: replaces the set's own.
+
+    Raises:
+        RuntimeError: an episode failed.
     """
     from rllm_gym.envs.wrappers import TokenEnv
     from rllm_gym.rollout.loop import RolloutLoop
 
-    items = task_items(task_set)
+    tasks = TASK_SETS[task_set]
+    items = tasks.item_ids()
     if max_tasks is not None:
         items = items[:: -(-len(items) // max_tasks)]
-    size = TASK_SETS[task_set][3]
+    turns = horizon or tasks.horizon
     start_s = time.monotonic()
     loop = RolloutLoop(
-        lambda index: TokenEnv(TextCraftEnv(split="all", system_prompt=""), tokenizer=str(model)),
+        lambda index: TokenEnv(tasks.world(split="all", system_prompt=""), tokenizer=str(model)),
         {"policy": engine},
         module_of=lambda agent_id, episode: "policy",
         num_envs=NUM_ENVS,
@@ -102,7 +164,8 @@ def evaluate(
     )
     try:
         loop.submit(
-            [TaskGroup((seed, 0, index), item, size) for index, item in enumerate(items)], max_episode_steps=horizon
+            [TaskGroup((seed, 0, index), item, tasks.group_size) for index, item in enumerate(items)],
+            max_episode_steps=turns,
         )
         groups = list(loop.finished_groups())
     finally:
@@ -110,27 +173,40 @@ def evaluate(
     if failed := [episode for group in groups for episode in group.failed]:
         raise RuntimeError(f"evaluate: no episode may fail; got {len(failed)} failures, first: {failed[0].error}")
     episodes = [episode for group in groups for episode in group.episodes]
+    num = len(episodes)
+    streams = [stream for episode in episodes for stream in episode.streams.values()]
     return Score(
         task_set=task_set,
         num_tasks=len(items),
-        num_episodes=len(episodes),
-        success_rate=sum(episode.info["is_success"] for episode in episodes) / len(episodes),
-        num_turns_mean=sum(episode.num_env_steps for episode in episodes) / len(episodes),
-        sampled_tokens_mean=sum(s.num_sampled_tokens for e in episodes for s in e.streams.values()) / len(episodes),
+        num_episodes=num,
+        horizon=turns,
+        success_rate=sum(episode.info["is_success"] for episode in episodes) / num,
+        return_mean=sum(stream.total_reward for stream in streams) / num,
+        num_turns_mean=sum(episode.num_env_steps for episode in episodes) / num,
+        sampled_tokens_mean=sum(stream.num_sampled_tokens for stream in streams) / num,
         seconds=time.monotonic() - start_s,
     )
 
 
+def pooled_success(scores: Sequence[Score]) -> float:
+    """Return the success rate on the tasks of depth 1 and the easy ones of depth 2 together, each task counting 1."""
+    pool = [score for score in scores if "depth 1" in score.task_set or "easy" in score.task_set]
+    return sum(score.success_rate * score.num_tasks for score in pool) / sum(score.num_tasks for score in pool)
+
+
 def evaluate_all(
-    model: str | Path, *, engine: str = "vllm", temperature: float = 1.0, horizon: int = HORIZON, seed: int = 0
+    model: str | Path, *, engine: str = "vllm", temperature: float = 1.0, seed: int = 0, world: str = ""
 ) -> list[Score]:
-    """Evaluate on every set of `TASK_SETS`, saying each result as it comes."""
+    """Evaluate on every set of `TASK_SETS` whose name begins with `world`, saying each result as it comes."""
     sampler = make_engine(model, engine)
     try:
         scores = []
         for task_set in TASK_SETS:
-            scores.append(evaluate(sampler, model, task_set, temperature=temperature, horizon=horizon, seed=seed))
-            print(scores[-1], flush=True)
+            if task_set.startswith(world):
+                scores.append(evaluate(sampler, model, task_set, temperature=temperature, seed=seed))
+                print(scores[-1], flush=True)
+        if "TextCraft".startswith(world) or world.startswith("TextCraft"):
+            print(f"TextCraft depth 1 and easy depth 2 together: {pooled_success(scores):.3f}", flush=True)
         return scores
     finally:
         sampler.close()
@@ -140,11 +216,11 @@ def main(
     model: Annotated[Path, typer.Argument(help="Model folder.")] = TINY_MODEL_DIR,
     engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    horizon: Annotated[int, typer.Option(help="Turns an episode may take.")] = HORIZON,
     seed: Annotated[int, typer.Option(help="Of worlds and samples.")] = 0,
+    world: Annotated[str, typer.Option(help="Only the task sets that begin with this.")] = "",
 ) -> None:
-    """Measure how often a model solves TextCraft."""
-    evaluate_all(model, engine=engine, temperature=temperature, horizon=horizon, seed=seed)
+    """Measure how often a model solves tasks."""
+    evaluate_all(model, engine=engine, temperature=temperature, seed=seed, world=world)
 
 
 if __name__ == "__main__":

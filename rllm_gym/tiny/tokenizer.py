@@ -21,7 +21,7 @@ CHAT_TEMPLATE = """\
 {%- endif %}"""
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 1536, max_length: int = 16384) -> Qwen2Tokenizer:
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 2048, max_length: int = 16384) -> Qwen2Tokenizer:
     """Return a tokenizer trained on `texts`; all 256 bytes are in it, so that any text can be encoded.
 
     Texts are split into words as Qwen2 does it, each digit alone, and normalised to NFC: `AutoTokenizer` loads whatever
