@@ -179,10 +179,14 @@ class WebEnv(TextEnv):
 
     def _observe(self) -> str:
         head = f"OBJECTIVE: {self.instruction}\n"
-        budget = self.max_observation_tokens - self.count_tokens(head)
-        text = self.page.observe(max_tokens=budget, count_tokens=self.count_tokens)
+        budget = self.max_observation_tokens - self._cost(head)
+        text = self.page.observe(max_tokens=budget, count_tokens=self._cost)
         self._nodes = tuple(self.page.nodes)
         return head + text
+
+    def _cost(self, text: str) -> int:
+        """Return a text's tokens, or its share of the characters that a world may say, if that is more."""
+        return max(self.count_tokens(text), len(text) * self.max_observation_tokens // MAX_OBSERVATION_CHARS)
 
     def _reopen(self) -> None:
         """Open the present item again in a copy of the environment or a forked process."""

@@ -201,6 +201,12 @@ def test_an_observation_keeps_to_its_budget(budget):
         MiniWoBEnv(max_observation_tokens=10)
 
 
+def test_a_budget_of_any_size_keeps_to_the_text_space():
+    env = MiniWoBEnv(max_observation_tokens=10**6)
+    longest = "a" * (env.observation_space.max_length + 1)
+    assert env.count_tokens(longest) < 10**6 < env._cost(longest)
+
+
 def test_resets_leave_no_windows_behind(env):
     begin(env, "click-test")
     contexts = env._page._browser._chromium.contexts
