@@ -46,7 +46,8 @@ Of TextCraft's, {parts}.
 2. Reading, {reading_steps} train steps: short episodes, nine tenths of them with the words of item names (TextCraft) or
    proper names and numbers (SearchQA) exchanged by others, drawn anew for each episode, so that copying is what helps.
 3. Practice, {practice_steps} train steps: seven tenths of the episodes under true names. Before each of the
-   expert's turns a mistake begins with a chance of {mistake_rate:g}; it is repeated with a chance of {repeat_rate:g}, each time
+   expert's turns a mistake begins with a chance of {mistake_rate:g}; it is repeated with a chance of
+   {repeat_rate:g}, each time
    (while reading: 0.1 and 0.3). In TextCraft a mistake is to look at the inventory, to craft the goal before all is
    there, or to take a basic item that only other recipes of the list need.
 

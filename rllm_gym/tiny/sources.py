@@ -1,0 +1,164 @@
+"""Where the tiny model's training episodes come from: the four worlds, and how much of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rllm_gym.envs.babyai.env import BabyAIEnv
+from rllm_gym.envs.babyai.levels import LEVELS
+from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.sciworld.env import SciWorldEnv
+from rllm_gym.envs.sciworld.tasks import load_items
+from rllm_gym.envs.searchqa.env import SearchQAEnv
+from rllm_gym.envs.textcraft.env import TextCraftEnv
+from rllm_gym.tiny.episodes import ExpertEpisode, Mistakes, Plan, play
+from rllm_gym.tiny.mistakes import babyai_mistakes, sciworld_mistakes, searchqa_mistakes, textcraft_mistakes
+from rllm_gym.tiny.renaming import rename_items, rename_proper_names
+
+# How many of the episodes are of each world.
+WORLD_SHARES = {"textcraft": 0.76, "babyai": 0.08, "searchqa": 0.1, "sciworld": 0.06}
+
+# TextCraft: how many of its episodes are of each part.
+TEXTCRAFT_SHARES = {"depth_1": 0.4, "easy_depth_2": 0.4, "other": 0.2}
+EASY_TURNS = 4  # a task of depth 2 is "easy" if the expert solves it in this many turns
+
+# BabyAI: the levels whose goal is in sight or near.
+BABYAI_LEVELS = tuple(
+    LEVELS.index(f"BabyAI-{name}-v0" if name != "GoToObjS6" else "BabyAI-GoToObjS6-v1")
+    for name in (
+        "GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObjS6", "GoToLocalS8N7", "GoToRedBlueBall",
+        "GoToDoor", "OpenRedDoor", "OpenDoorLoc", "PickupLoc", "PickupDistDebug", "ActionObjDoor",
+    )
+)  # fmt: skip
+
+# SciWorld: the tasks with the shortest gold paths, and how many episodes are played; the simulator is slow.
+SCIWORLD_TASKS = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-non-living-thing", "find-living-thing")
+NUM_SCIWORLD_EPISODES = 24
+
+
+@dataclass
+class Sources:
+    """Draws episodes of all worlds from their `train` splits.
+
+    Args:
+        shares: how many of the episodes are of each world.
+
+    Attributes:
+        textcraft_parts: the training items of each part of `TEXTCRAFT_SHARES`.
+    """
+
+    shares: dict[str, float] = field(default_factory=lambda: dict(WORLD_SHARES))
+
+    def __post_init__(self) -> None:
+        self._worlds: dict[str, TextEnv] = {}
+        self.textcraft_parts = textcraft_parts()
+        self._sciworld: list[ExpertEpisode] = []
+
+    def draw(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
+        """Return an episode; it depends on nothing but the arguments.
+
+        Args:
+            renamed_rate: how many of TextCraft's and SearchQA's episodes are under other names.
+        """
+        while True:
+            name = str(rng.choice(list(self.shares), p=list(self.shares.values())))
+            episode = self.draw_from(name, rng, plan, renamed_rate)
+            if episode.num_chars <= plan.max_chars:
+                return episode
+
+    def draw_from(self, name: str, rng: np.random.Generator, plan: Plan, renamed_rate: float = 0.0) -> ExpertEpisode:
+        """Return an episode of one world, however long."""
+        draws = {
+            "textcraft": self._draw_textcraft,
+            "babyai": self._draw_babyai,
+            "searchqa": self._draw_searchqa,
+            "sciworld": self._draw_sciworld,
+        }
+        return draws[name](rng, plan, renamed_rate)
+
+    def texts(self, rng: np.random.Generator, num: int) -> Iterator[str]:
+        """Yield what the tokenizer learns its words from: `num` episodes of each world, under true names."""
+        for name in self.shares:
+            for _ in range(num):
+                episode = self.draw_from(name, rng, Plan(0.1))
+                yield from (f"{message['role']}\n{message['content']}" for message in episode.messages)
+        yield from (world.default_system_prompt for world in self._worlds.values())
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+
+    def _world(self, cls: type[TextEnv]) -> TextEnv:
+        if cls.name not in self._worlds:
+            self._worlds[cls.name] = cls(split="train")
+        return self._worlds[cls.name]
+
+    def _draw_textcraft(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
+        part = self.textcraft_parts[str(rng.choice(list(TEXTCRAFT_SHARES), p=list(TEXTCRAFT_SHARES.values())))]
+        episode = self._play(TextCraftEnv, part[rng.integers(len(part))], rng, textcraft_mistakes, plan)
+        if rng.random() < renamed_rate:
+            episode = replace(episode, messages=rename_items(episode.messages, rng))
+        return episode
+
+    def _draw_babyai(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
+        world = self._world(BabyAIEnv)
+        level = BABYAI_LEVELS[rng.integers(len(BABYAI_LEVELS))]
+        num_seeds = len(world.item_ids) // len(LEVELS)
+        item_id = f"babyai_{level + len(LEVELS) * rng.integers(num_seeds)}"
+        return self._play(BabyAIEnv, item_id, rng, babyai_mistakes, plan)
+
+    def _draw_searchqa(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
+        items = self._world(SearchQAEnv).item_ids
+        episode = self._play(SearchQAEnv, items[rng.integers(len(items))], rng, searchqa_mistakes, plan)
+        if rng.random() < renamed_rate:
+            episode = replace(episode, messages=rename_proper_names(episode.messages, rng))
+        return episode
+
+    def _draw_sciworld(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
+        if not self._sciworld:
+            self._sciworld = self._play_sciworld()
+        return self._sciworld[rng.integers(len(self._sciworld))]
+
+    def _play_sciworld(self) -> list[ExpertEpisode]:
+        """Play the episodes that all draws choose from, with a generator of their own."""
+        rng = np.random.default_rng(0)
+        world, items = self._world(SciWorldEnv), load_items()
+        parts = [
+            [i for i in world.item_ids if items[int(i.rpartition("_")[2])][0].name == task] for task in SCIWORLD_TASKS
+        ]
+        plan = Plan(0.1, 0.0, 0.2, max_turns=16)
+        episodes = []
+        for number in range(NUM_SCIWORLD_EPISODES):
+            part = parts[number % len(parts)]
+            episodes.append(play(world, part[rng.integers(len(part))], rng, sciworld_mistakes, plan))
+        return episodes
+
+    def _play(
+        self, cls: type[TextEnv], item_id: str, rng: np.random.Generator, mistakes: Mistakes, plan: Plan
+    ) -> ExpertEpisode:
+        return play(self._world(cls), item_id, rng, mistakes, plan)
+
+
+def num_expert_turns(world: TextEnv, item_id: str, seed: int = 0) -> int:
+    """Return how many turns the expert takes."""
+    world.reset(seed=seed, options={"item_id": item_id})
+    num_turns = 0
+    while not world.is_success:
+        world.step(world.expert_action())
+        num_turns += 1
+    return num_turns
+
+
+def textcraft_parts() -> dict[str, list[str]]:
+    """Return the training items of each part of `TEXTCRAFT_SHARES`."""
+    world = TextCraftEnv(split="train")
+    parts: dict[str, list[str]] = {part: [] for part in TEXTCRAFT_SHARES}
+    for item_id in world.item_ids:
+        num_turns = num_expert_turns(world, item_id)
+        category = world.category
+        is_easy = category == "depth_2" and num_turns <= EASY_TURNS
+        parts[category if category in parts else "easy_depth_2" if is_easy else "other"].append(item_id)
+    return parts
