@@ -94,7 +94,7 @@ class ChatTokenizer:
         )
         self._protected = re.compile("|".join([re.escape(c) for c, _ in _longest_first(special)] + [_FENCE]))
         self._restore = re.compile(f"{_FENCE}(\\d+){_FENCE}")
-        self.vocab_size = max(len(self.tokenizer), 1 + max(added, default=-1), vocab_size)
+        self.vocab_size: int = max(len(self.tokenizer), 1 + max(added, default=-1), vocab_size)
 
         try:
             self.has_system_role = self._find_system_role()

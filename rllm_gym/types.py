@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,7 +80,7 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
 
-    def load_weights(self, state: dict[str, Any], policy_version: int) -> None:
+    def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         """Replace the weights in place (Hugging Face parameter names to arrays) and drop cached prefixes."""
 
     def reset_prefix_cache(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.logps import sampled_logps, tokens_per_chunk
 from rllm_gym.learner.packing import Packing
-from rllm_gym.models import resolve_base_model
+from rllm_gym.models import LORA_A, LORA_B, resolve_base_model
 
 State = dict[str, Any]
 
@@ -65,7 +66,7 @@ class LanguageModule(TorchRLModule):
         inference_only: bool = False,
         **kwargs: Any,
     ) -> State:
-        """Return the weights: as this module names them, or (`inference_only`) as Hugging Face does, LoRA merged."""
+        """Return the weights: as this module names them, or (`inference_only`) what the samplers get."""
         if self.gather_parameters is None:
             return _to_arrays(self.inference_state() if inference_only else self.state_dict())
         if self._gathered is None:
@@ -106,7 +107,7 @@ class LLMModule(LanguageModule):
     """A language model as a policy over token sequences.
 
     `forward_train` gives the log-probabilities of the sampled tokens; sampling itself is done by an engine in the
-    EnvRunner, which gets its weights from `get_state(inference_only=True)` under their Hugging Face names, LoRA merged.
+    EnvRunner, which gets its weights from `get_state(inference_only=True)`: see `inference_state`.
 
     `model_config` keys: those of `LanguageModule`, `temperature`, `has_entropy_gradient`.
     """
@@ -142,20 +143,17 @@ class LLMModule(LanguageModule):
         )
 
     def inference_state(self) -> dict[str, torch.Tensor]:
-        """Return Hugging Face names to tensors; a LoRA adapter's product is added to the weight it adapts."""
-        base = self.bare_lm
+        """Return Hugging Face names to tensors: all weights, or with LoRA the adapter's (`rllm_gym.models.LORA_A`)."""
         if self.model_config["lora"] is None:
-            return base.state_dict()
-        merged = {}
-        for name, value in base.state_dict().items():
-            if ".lora_" not in name:
-                merged[name.replace(".base_layer.", ".")] = value
-        for name, layer in base.named_modules():
-            if hasattr(layer, "get_delta_weight"):
-                for adapter in layer.active_adapters:
-                    weight = merged[f"{name}.weight"]
-                    merged[f"{name}.weight"] = weight + layer.get_delta_weight(adapter).to(weight.dtype)
-        return merged
+            return self.bare_lm.state_dict()
+        state = {}
+        for name, layer in self.bare_lm.named_modules():
+            for adapter in getattr(layer, "lora_A", ()):
+                a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight * layer.scaling[adapter]
+                if layer.fan_in_fan_out:  # the weight is stored transposed
+                    a, b = b.T, a.T
+                state[f"{name}.weight{LORA_A}"], state[f"{name}.weight{LORA_B}"] = a, b
+        return state
 
 
 def forward_logps(
@@ -253,7 +251,14 @@ def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
         raise ConfigError('LLMModule: lora needs the peft package: pip install "rllm-gym[lora]".') from error
     # A backbone without its language-model head has nothing to generate with.
     task_type = "CAUSAL_LM" if lm.get_output_embeddings() is not None else "FEATURE_EXTRACTION"
-    return get_peft_model(lm, LoraConfig(**{"target_modules": "all-linear", "task_type": task_type, **settings}))
+    adapted = get_peft_model(lm, LoraConfig(**{"target_modules": "all-linear", "task_type": task_type, **settings}))
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad and not re.search(r"\.lora_[AB]\.\w+\.weight$", name):
+            raise ConfigError(
+                f"LLMModule: of lora only the factors of linear layers reach the samplers; got {name!r} to train, too. "
+                "Leave out what asks for it: modules_to_save, bias, use_dora, embeddings as target_modules."
+            )
+    return adapted
 
 
 def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:

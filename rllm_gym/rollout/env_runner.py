@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,10 +23,11 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.models import resolve_base_model
+from rllm_gym.models import LORA_A, resolve_base_model
+from rllm_gym.rollout.adapters import AdaptedWeights
 from rllm_gym.rollout.environments import Horizon, horizon_of, item_ids_of, make_token_world
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
@@ -62,6 +63,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
         self.engines: dict[str, Engine] = {}
+        self._base_weights: dict[str, Mapping[str, torch.Tensor]] = {}  # by module, where LoRA is added to them
         self.loop: RolloutLoop | None = None
         self.error: str | None = None
         try:
@@ -102,11 +104,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             return DEFAULT_MODULE_ID
         return self.config.policy_mapping_fn(agent_id, episode)
 
-    def _make_engine(self, module_id: str) -> Engine:
-        config = self.config
+    def _base_model(self, module_id: str) -> str:
         spaces = dict.fromkeys(self._module_ids(), (self._space, self._space))
-        spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).rl_module_specs[module_id]
-        model = str(resolve_base_model(spec.model_config["base_model"]))
+        spec = self.config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).rl_module_specs[module_id]
+        return str(resolve_base_model(spec.model_config["base_model"]))
+
+    def _make_engine(self, module_id: str) -> Engine:
+        config, model = self.config, self._base_model(module_id)
         if config.engine == "transformers":
             from rllm_gym.rollout.engines.transformers import TransformersEngine
 
@@ -237,10 +241,20 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             weights = ray.get(weights)
         try:
             for module_id, engine in self.engines.items():
-                engine.load_weights(weights[module_id], version)
+                engine.load_weights(self._whole_weights(module_id, weights[module_id]), version)
         except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
             self.error = _describe(error)
         self.weights_seq_no = version
+
+    def _whole_weights(self, module_id: str, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the weights as an engine takes them; of LoRA only the adapter has come."""
+        if not any(name.endswith(LORA_A) for name in weights):
+            return weights
+        if module_id not in self._base_weights:
+            model = self._base_model(module_id)
+            lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, self.config.dtype))
+            self._base_weights[module_id] = lm.state_dict()
+        return AdaptedWeights(self._base_weights[module_id], weights)
 
     def forget_weights(self) -> None:
         """Make the next `set_state` load its weights whatever their number: another run's may have the same."""

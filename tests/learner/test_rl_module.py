@@ -13,7 +13,10 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parent))
 from learner_helpers import MODULE, distance, largest, make_config, make_episodes, make_group, update, weights
 
+from rllm_gym.errors import ConfigError
 from rllm_gym.learner.logps import sampled_logps
+from rllm_gym.models import LORA_A, LORA_B
+from rllm_gym.rollout.adapters import AdaptedWeights
 
 ADAM = {"deepspeed": {}, "lr": 1e-2}
 
@@ -67,7 +70,7 @@ def test_samplers_get_hugging_face_names_with_tied_heads(tiny_model):
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_lora_trains_adapters_only_and_syncs_the_merged_model(tiny_model, stage):
+def test_lora_trains_and_syncs_adapters_only_which_added_to_the_base_are_the_model(tiny_model, stage):
     group = make_group(make_config(tiny_model, lora={"r": 4, "lora_alpha": 8}, zero_stage=stage, kl_coeff=0.1, **ADAM))
     start, episodes = weights(group), make_episodes(6)
     first = update(group, episodes)
@@ -81,8 +84,10 @@ def test_lora_trains_adapters_only_and_syncs_the_merged_model(tiny_model, stage)
 
     merged = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     base = {name: value.clone() for name, value in merged.state_dict().items()}
-    assert set(synced(group)) == set(base)
-    merged.load_state_dict({name: torch.as_tensor(value) for name, value in synced(group).items()})
+    adapter = synced(group)
+    assert sum(value.size for value in adapter.values()) == first["num_trainable_parameters"]
+    assert all(name.endswith((LORA_A, LORA_B)) for name in adapter)
+    merged.load_state_dict(dict(AdaptedWeights(base, adapter)))
     tokens = torch.randint(0, 200, (2, 12), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 12, dtype=torch.bool)
     if stage == 0:  # the module's own forward pass needs no engine there
@@ -90,6 +95,12 @@ def test_lora_trains_adapters_only_and_syncs_the_merged_model(tiny_model, stage)
         assert torch.allclose(ours, plain_logps(merged, tokens), atol=1e-5)
     moved = {name: value.numpy() - base[name].numpy() for name, value in merged.state_dict().items()}
     assert largest(moved) > 1e-4
+
+
+@pytest.mark.parametrize("settings", [{"modules_to_save": ["embed_tokens"]}, {"bias": "lora_only"}, {"use_dora": True}])
+def test_what_a_lora_sync_would_lose_is_refused(tiny_model, settings):
+    with pytest.raises(ConfigError, match="only the factors of linear layers reach the samplers"):
+        make_group(make_config(tiny_model, lora={"r": 4, **settings}))
 
 
 def test_bfloat16_trains_with_float32_masters(tiny_model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ class ScriptedEngine:
         self.aborted.append(request_id)
         self._running = [running for running in self._running if running.request_id != request_id]
 
-    def load_weights(self, state: dict[str, Any], policy_version: int) -> None:
+    def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         self.weights = dict(state)
         self.policy_version = policy_version
         self.reset_prefix_cache()

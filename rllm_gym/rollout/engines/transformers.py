@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +79,7 @@ class TransformersEngine:
         self._waiting = deque(r for r in self._waiting if r.request.request_id != request_id)
         self._running = [r for r in self._running if r.request.request_id != request_id]
 
-    def load_weights(self, state: dict[str, Any], policy_version: int) -> None:
+    def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         check_weight_names("TransformersEngine", state, self._model.state_dict())
         # torch.tensor and not from_numpy: arrays from Ray's object store are read-only.
         self._model.load_state_dict(

@@ -19,6 +19,7 @@ import dataclasses
 import gc
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class VLLMEngine:
     def abort(self, request_id: str) -> None:
         self._live.abort_request([request_id])
 
-    def load_weights(self, state: dict[str, Any], policy_version: int) -> None:
+    def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         check_weight_names("VLLMEngine", state, self._weight_names)
         # torch.tensor, not from_numpy: arrays from Ray's object store are read-only. A generator: one copy at a time.
         weights = ((name, v if isinstance(v, torch.Tensor) else torch.tensor(v)) for name, v in state.items())
