@@ -177,7 +177,8 @@ def test_what_breaks_in_a_runner_reaches_the_driver(tiny_model):
 
 def test_with_lora_the_sampler_follows_the_adapter(tiny_model, build):
     algo = build(toy_config(tiny_model, lora={"r": 8, "lora_alpha": 32}, lr=3e-2, groups_per_step=2))
-    first, second = algo.train(), algo.train()
+    algo.train()
+    second = algo.train()
     assert second["policy_version"] == 1
     assert second["learners"]["default_policy"]["logp_difference_max"] < 1e-3
 
