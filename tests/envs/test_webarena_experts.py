@@ -25,7 +25,6 @@ def test_the_expert_solves_a_task_of_every_template(name, env):
         observation, _ = env.reset(options={"item_id": item_id})
         for _ in range(MAX_STEPS):
             observation, reward, is_over, _, info = env.step(env.expert_action())
-            assert "ERROR:" not in observation, observation
             if is_over:
                 break
         assert (reward, info["is_success"]) == (1.0, True), observation

@@ -18,6 +18,8 @@ from rllm_gym.envs.webarena.sites.seed import seeded_image
 from rllm_gym.envs.webarena.sites.seed.common import PASSWORD
 from rllm_gym.errors import WorldError
 
+pytestmark = pytest.mark.slow
+
 MAX_STEPS = 30
 JUNK = ("", "-1", "99999999999999999999", "' OR 1=1 --", "<b>\u00e9\u6728\U0001f332</b>\x00")
 SHOP, FORUM, CODE, ADMIN = (SITE_URLS[name] for name in ("shopping", "reddit", "gitlab", "shopping_admin"))
@@ -266,7 +268,7 @@ def test_the_expert_goes_on_after_an_action_that_changed_nothing():
     before = expert.action()
     expert.observe(f"{page}\nERROR: no such action", "fly")
     assert expert.action() == before
-    expert.observe("[1] link 'Elsewhere'\nURL: http://shop.test/x\nTABS: Tab 0", "click [9]")
+    expert.observe(f"[1] link 'Elsewhere'\n{page}", "click [9]")
     assert parse(expert.action()) == parse("goto [http://shop.test]")
 
 
