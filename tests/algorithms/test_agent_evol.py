@@ -49,17 +49,14 @@ def evol_config(base_model, **options):
     return offline_config(AgentEvolConfig(), base_model, **{**defaults, **options})
 
 
-def test_it_climbs_by_its_own_episodes_alone(tiny_model, build):
-    algo = build(evol_config(tiny_model, keep="threshold", threshold=0.6, groups_per_step=16))
-    results = [algo.train() for _ in range(5)]
-    returns = [result["env_runners"]["episode_return_mean"] for result in results]
-    kept = [result["num_kept_samples"] for result in results]
-    print("returns", np.round(returns, 3), "kept", kept)
-    assert returns[-1] > returns[0] + 0.1
-    assert 0 < kept[0] < 16 * 8 and kept[-1] > kept[0]
-    assert results[-1]["num_base_samples"] == 0
+def test_a_generation_that_keeps_nothing_teaches_nothing_and_still_reports_everything(tiny_model, build):
+    algo = build(evol_config(tiny_model, keep="threshold", threshold=2.0))
+    before = module_weights(algo)
+    results = [algo.train() for _ in range(2)]
+    assert [result["num_kept_samples"] for result in results] == [0, 0]
+    assert results[-1]["env_runners"]["num_episodes"] == 64
+    assert equal(before, module_weights(algo))
     assert not [name for result in results for name in not_finite(result)]
-    assert results[-1]["learners"]["default_policy"]["gradient_norm"] > 0
 
 
 def test_base_data_are_cloned_first_and_merged_into_every_generation(tiny_model, build):
@@ -70,6 +67,8 @@ def test_base_data_are_cloned_first_and_merged_into_every_generation(tiny_model,
     assert result["num_base_samples"] == 40
     assert result["num_kept_samples"] == 64
     assert result["num_updates"] == np.ceil(2 * (40 + 64) / 16)
+    assert result["learners"]["default_policy"]["gradient_norm"] > 0
+    assert not not_finite(result)
 
 
 def test_each_generation_begins_with_the_base_model_and_a_fresh_optimizer_if_told_so(tiny_model, build):
