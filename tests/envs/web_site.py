@@ -18,7 +18,7 @@ PAGES = {
             <input type="checkbox" name="c" aria-label="Agree"><button>Search</button></form>
         <iframe srcdoc="<button onclick='parent.document.title = `framed`'>inside</button>"></iframe>""",
     "/next": "<p>You came.</p><a href='/'>home</a>",
-    "/popup": "<button onclick='close()'>leave</button>",
+    "/popup": "<button onclick='window.close()'>leave</button>",
     "/scripts": """<button onclick="confirm('Sure?') && (document.title = 'yes')">ask</button>
         <button onclick="fetch('/slow').then(() => document.title = 'fetched')">fetch</button>
         <button onclick="this.remove()">vanish</button>
