@@ -49,6 +49,19 @@ def evol_config(base_model, **options):
     return offline_config(AgentEvolConfig(), base_model, **{**defaults, **options})
 
 
+def test_it_climbs_by_its_own_episodes_alone(tiny_model, build):
+    algo = build(
+        evol_config(tiny_model, groups_per_step=16, group_size=16, groups_per_request=8, num_generation_epochs=6)
+    )
+    results = [algo.train() for _ in range(6)]
+    returns = [result["env_runners"]["episode_return_mean"] for result in results]
+    kept = [result["num_kept_samples"] for result in results]
+    print("returns", np.round(returns, 3), "kept", kept)
+    assert returns[-1] > returns[0] + 0.1
+    assert 0 < kept[0] < kept[-1] <= 16 * 16
+    assert results[-1]["num_base_samples"] == 0
+
+
 def test_a_generation_that_keeps_nothing_teaches_nothing_and_still_reports_everything(tiny_model, build):
     algo = build(evol_config(tiny_model, keep="threshold", threshold=2.0))
     before = module_weights(algo)
