@@ -43,7 +43,10 @@ def register_text_env(id: str, world: World, *, max_episode_steps: int | None = 
             "An environment that is made already goes into rllm_gym.envs.wrap."
         )
     gymnasium.register(
-        id=id, entry_point=TEXT_AND_TOKEN_FACTORY, max_episode_steps=max_episode_steps, kwargs={"world": world, **kwargs}
+        id=id,
+        entry_point=TEXT_AND_TOKEN_FACTORY,
+        max_episode_steps=max_episode_steps,
+        kwargs={"world": world, **kwargs},
     )
 
 
@@ -122,7 +125,9 @@ def normalize_env_id(id: str) -> str:
         return id
     if module in ("", PACKAGE):
         known = [f"{PACKAGE}:{key}" for key in gymnasium.registry if key.startswith(f"{PACKAGE}/")]
-        known += [key for key, spec in gymnasium.registry.items() if spec.entry_point == TEXT_AND_TOKEN_FACTORY and not module]
+        known += [
+            key for key, spec in gymnasium.registry.items() if spec.entry_point == TEXT_AND_TOKEN_FACTORY and not module
+        ]
         known = [key for key in known if not key.startswith(f"{PACKAGE}/")]
     else:
         known = [f"{module}:{key}" for key in gymnasium.registry]
