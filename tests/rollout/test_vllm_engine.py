@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import llvmlite.binding  # noqa: F401  vLLM must start beside it: numba loads it
 import numpy as np
 import pytest
@@ -13,6 +16,18 @@ from rllm_gym.rollout.engines.vllm import VLLMEngine
 from rllm_gym.types import CompletionRequest, SamplingParams
 
 PROMPT = [(7 * i) % 200 + 20 for i in range(70)]  # two cache blocks of 32 and a bit
+
+
+class _Lazy:
+    """What some libraries leave in their modules: whatever one asks of it, it tries to import something."""
+
+    def __getattribute__(self, name):
+        raise ImportError(f"{name} needs a package that is not installed")
+
+
+# vLLM must start beside it.
+sys.modules["tests_lazy_library"] = ModuleType("tests_lazy_library")
+sys.modules["tests_lazy_library"].part = _Lazy()  # type: ignore[attr-defined]
 
 
 def request(name, *, prompt=PROMPT, stop_ids=(), seed=0, **params):

@@ -17,7 +17,6 @@ for _name, _value in {
 
 import dataclasses
 import gc
-import sys
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +28,7 @@ from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as VLLMSamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.triton_utils import dispatcher
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.engines import check_weight_names, did_you_mean
@@ -38,6 +38,19 @@ DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_
 FIXED_OPTIONS = {  # what this class relies on, or takes as arguments of its own
     "model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "skip_tokenizer_init", "logprobs_mode",
 }  # fmt: skip
+
+
+# vLLM looks into the __dict__ of everything in every module that is loaded. Objects of other libraries may answer with
+# a function, or by an import that fails; these have nothing that vLLM looks for.
+def _vars(value: Any) -> Mapping[str, Any]:
+    try:
+        attributes = vars(value)
+    except Exception:  # foreign code
+        return {}
+    return attributes if isinstance(attributes, Mapping) else {}
+
+
+dispatcher.vars, dispatcher.hasattr = _vars, lambda value, name: bool(_vars(value))
 
 
 class VLLMEngine:
@@ -177,9 +190,6 @@ def _weight_names(model: str, trust_remote_code: bool) -> set[str]:
 
 def _build(args: EngineArgs) -> LLMEngine:
     set_num_threads = torch.set_num_threads
-    # vLLM looks into the __dict__ of everything in every module, and the library object in this one (numba loads it)
-    # answers with a function instead.
-    ffi = sys.modules.pop("llvmlite.binding.ffi", None)
     try:
         engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
@@ -187,8 +197,6 @@ def _build(args: EngineArgs) -> LLMEngine:
     finally:
         # vLLM's CPU worker replaces it by a function that does nothing, for everybody in this process.
         torch.set_num_threads = set_num_threads
-        if ffi is not None:
-            sys.modules["llvmlite.binding.ffi"] = ffi
     # vLLM's own finalizer destroys the process's torch.distributed groups, which belong to the other engines and to a
     # trainer beside it, too. Ours leaves them: they are of size one and cost nothing.
     engine.engine_core._finalizer.detach()  # type: ignore[attr-defined]
