@@ -50,7 +50,14 @@ def _vars(value: Any) -> Mapping[str, Any]:
     return attributes if isinstance(attributes, Mapping) else {}
 
 
-dispatcher.vars, dispatcher.hasattr = _vars, lambda value, name: bool(_vars(value))
+def _hasattr(value: Any, name: str) -> bool:
+    try:
+        return hasattr(value, name)
+    except Exception:
+        return False
+
+
+dispatcher.vars, dispatcher.hasattr = _vars, _hasattr
 
 
 class VLLMEngine:
