@@ -36,9 +36,9 @@ class Settings:
 
     seed: int = 0
     reading_steps: int = 450
-    practice_steps: int = 250
-    mistake_rate: float = 0.05
-    repeat_rate: float = 0.5
+    practice_steps: int = 300
+    mistake_rate: float = 0.5
+    repeat_rate: float = 0.6
     batch_size: int = 16
     lr: float = 2e-3
     warmup_steps: int = 40
@@ -211,7 +211,7 @@ def main(
 
     for name, rate in (("mistake_rate", mistake_rate), ("repeat_rate", repeat_rate)):
         if not 0 <= rate < 1:
-            raise typer.BadParameter(f"{name} must be at least 0 and below 1; got {rate}. Use 0.05.")
+            raise typer.BadParameter(f"{name} must be at least 0 and below 1; got {rate}. Use 0.5.")
     settings = Settings(
         seed, reading_steps, practice_steps, mistake_rate, repeat_rate, batch_size, lr, warmup_steps, bf16, threads
     )
