@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rllm_gym.algorithms.functional import clipped_surrogate
 from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.algorithms.policy_learner import PolicyLearner
 from rllm_gym.errors import ConfigError
@@ -47,25 +46,7 @@ class GroupMethodConfig(PolicyGradientConfig):
 
 
 class GroupLearner(PolicyLearner):
-    """The clipped surrogate, with one advantage for all tokens of an episode, or of a turn."""
-
-    def policy_loss(
-        self,
-        batch: dict[str, torch.Tensor],
-        logp_BT: torch.Tensor,
-        old_logp_BT: torch.Tensor,
-        weight_BT: torch.Tensor | None,
-    ) -> torch.Tensor:
-        return clipped_surrogate(
-            logp_BT,
-            old_logp_BT,
-            batch["advantage"],
-            batch["mask"],
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            num_tokens=batch["num_tokens"],
-            weight_BT=weight_BT,
-        )
+    """One advantage for all tokens of an episode, or of a turn."""
 
     def set_advantages(self, module_id: str, batch: Batch) -> None:
         """Compare the returns here where a KL penalty has moved them, which the driver does not know."""

@@ -8,14 +8,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rllm_gym.algorithms.functional import adaptive_kl_coeff, kl_estimate, kl_shaped_reward, truncated_importance_weight
+from rllm_gym.algorithms.functional import (
+    adaptive_kl_coeff,
+    clipped_surrogate,
+    kl_estimate,
+    kl_shaped_reward,
+    truncated_importance_weight,
+)
 from rllm_gym.learner.batch import Batch
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import forward_logps, load_language_model
 
 
 class PolicyLearner(DeepSpeedLearner):
-    """A learner whose loss is `policy_loss` plus the KL and entropy terms; a method writes only `policy_loss`.
+    """A learner whose loss is `policy_loss`, the clipped surrogate, plus the KL and entropy terms.
+
+    A method gives the advantages, and overrides `policy_loss` where its loss is another.
 
     With `kl_in: reward` the penalty is in the rewards that `set_advantages` sees.
 
@@ -44,8 +52,21 @@ class PolicyLearner(DeepSpeedLearner):
         old_logp_BT: torch.Tensor,
         weight_BT: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the method's loss of one micro-batch, divided by `batch["num_tokens"]`."""
-        raise NotImplementedError
+        """Return the loss of one micro-batch, divided by `batch["num_tokens"]`; the default is the clipped surrogate.
+
+        Args:
+            weight_BT: the importance correction of each token, or None.
+        """
+        return clipped_surrogate(
+            logp_BT,
+            old_logp_BT,
+            batch["advantage"],
+            batch["mask"],
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            num_tokens=batch["num_tokens"],
+            weight_BT=weight_BT,
+        )
 
     def set_advantages(self, module_id: str, batch: Batch) -> None:
         """Write `batch.per_token["advantage"]`, where the learner computes it from the rewards and not the driver."""

@@ -12,7 +12,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 from ray.tune.result import TRAINING_ITERATION
 
-from rllm_gym.algorithms.functional import clipped_surrogate, clipped_value_loss, explained_variance, gae, whiten
+from rllm_gym.algorithms.functional import clipped_value_loss, explained_variance, gae, whiten
 from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.algorithms.policy_learner import PolicyLearner
 from rllm_gym.errors import ConfigError
@@ -255,24 +255,6 @@ class PPOLearner(PolicyLearner):
         if self.is_warming_up:
             loss = 0.0 * loss  # a gradient of 0, and not none, which not every ZeRO stage takes
         return loss + self.config.vf_loss_coeff * self._value_loss(batch, fwd_out)
-
-    def policy_loss(
-        self,
-        batch: dict[str, torch.Tensor],
-        logp_BT: torch.Tensor,
-        old_logp_BT: torch.Tensor,
-        weight_BT: torch.Tensor | None,
-    ) -> torch.Tensor:
-        return clipped_surrogate(
-            logp_BT,
-            old_logp_BT,
-            batch["advantage"],
-            batch["mask"],
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            num_tokens=batch["num_tokens"],
-            weight_BT=weight_BT,
-        )
 
     def _value_loss(self, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> torch.Tensor:
         loss = clipped_value_loss(
