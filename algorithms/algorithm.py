@@ -15,17 +15,16 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.core.learner.training_data import TrainingData
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from rllm_gym.algorithms.config import LLMConfig
+from rllm_gym.algorithms.episode_recorder import EpisodeRecorder
 from rllm_gym.algorithms.metrics import episode_metrics, metrics_by_env
+from rllm_gym.algorithms.no_env_runners import NoEnvRunners
 from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.callbacks.scaling_inter import Stage
 from rllm_gym.checkpoints import write_manifest
-from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
-from rllm_gym.learner.connectors import ADVANTAGE, streams
 from rllm_gym.rollout.env_runner import RLlibEpisode, SampleResult
 from rllm_gym.rollout.environments import Horizon, horizon_of
 from rllm_gym.types import Episode, TaskGroup
@@ -33,28 +32,6 @@ from rllm_gym.types import Episode, TaskGroup
 logger = logging.getLogger(__name__)
 
 EVALUATION_STEP = 2**31  # stands in a group's key for the train step, so that evaluation draws numbers of its own
-
-
-class NoEnvRunners:
-    """Stands for RLlib's `EnvRunnerGroup` where nothing is sampled: RLlib uses one without asking if it is there."""
-
-    local_env_runner = None
-
-    def __bool__(self) -> bool:
-        return False
-
-    def num_remote_env_runners(self) -> int:
-        return 0
-
-    def foreach_env_runner(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return []
-
-    healthy_worker_ids = probe_unhealthy_env_runners = foreach_env_runner
-
-    def sync_weights(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    sync_env_runner_states = stop = sync_weights
 
 
 class LLMAlgorithm(Algorithm):
@@ -73,7 +50,7 @@ class LLMAlgorithm(Algorithm):
         self.max_episode_steps: Horizon = None  # the ScalingInter callback sets it ...
         self.horizon_stages: dict[str, Stage] = {}  # ... and keeps here what it has seen
         self.evaluation_on_start: dict[str, Any] | None = None
-        self._writer: TrajectoryWriter | None = None
+        self.recorder = EpisodeRecorder(self.trajectories_path, config.environments)
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
         super().setup(config)
         if self.env_runner_group is None:
@@ -348,27 +325,8 @@ class LLMAlgorithm(Algorithm):
 
     def store(self, step: int, episodes: list[Episode], rllib_episodes: list[RLlibEpisode]) -> None:
         """Append episodes to the trajectory store; `rllib_episodes` are those of them that carry advantages."""
-        if not self.config.save_trajectories:
-            return
-        if self._writer is None:
-            self._writer = TrajectoryWriter(self.trajectories_path)
-        environments = self.config.environments
-        advantages: dict[str, dict[str, float | None]] = {}
-        for rllib_episode in rllib_episodes:
-            advantages[rllib_episode.id_] = {
-                stream.agent_id or "": _mean_advantage(stream) for stream in streams(rllib_episode)
-            }
-        self._writer.append(
-            record
-            for episode in episodes
-            for record in records_of(
-                episode,
-                env_version=_version_of(environments[episode.group.env_index].env),
-                train_step=step,
-                max_episode_steps=horizon_of(self.max_episode_steps, environments[episode.group.env_index].name),
-                advantages=_by_agent(episode, advantages.get(episode.episode_id)),
-            )
-        )
+        if self.config.save_trajectories:
+            self.recorder.append(episodes, rllib_episodes, train_step=step, max_episode_steps=self.max_episode_steps)
 
     @property
     def trajectories_path(self) -> Path:
@@ -419,24 +377,5 @@ class LLMAlgorithm(Algorithm):
             result.get()  # raises what a learner raised
 
     def cleanup(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self.recorder.close()
         super().cleanup()
-
-
-def _version_of(env: Any) -> str:
-    return env.rsplit("-", 1)[-1] if isinstance(env, str) and "-v" in env else ""
-
-
-def _mean_advantage(stream: SingleAgentEpisode) -> float | None:
-    advantage = stream.custom_data.get(ADVANTAGE)
-    return None if advantage is None else float(np.mean(advantage))
-
-
-def _by_agent(episode: Episode, advantages: dict[str, float | None] | None) -> dict[str, float]:
-    """Return {agent id: advantage}; RLlib names no agent in an episode that has only one."""
-    if not advantages:
-        return {}
-    if len(episode.streams) == 1 and "" in advantages:
-        advantages = dict.fromkeys(episode.streams, advantages[""])
-    return {agent_id: advantage for agent_id, advantage in advantages.items() if advantage is not None}
