@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import tempfile
@@ -22,6 +21,7 @@ from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import Batch, MicroBatch, split_into_micro_batches
 from rllm_gym.learner.logps import count_chunks, tokens_per_chunk
 from rllm_gym.learner.stats import TokenStats
+from rllm_gym.memory import give_back_freed_memory
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for accelerators
@@ -256,7 +256,7 @@ class DeepSpeedLearner(TorchLearner):
         result = super().update(*args, **kwargs)
         if self._num_policy_steps == 0:
             self._weights_seq_no -= 1
-        _give_back_freed_memory()
+        give_back_freed_memory()
         return result
 
     def _log_trainable_parameters(self) -> None:
@@ -337,13 +337,6 @@ def _cannot_load(path: str) -> str:
         f"ZeRO stage "
         "that wrote it, or start a new run from its exported model."
     )
-
-
-def _give_back_freed_memory() -> None:
-    """Return the C heap's free pages to the system: sequences of ever new lengths fragment it, train step by step."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
 
 
 def _world_size() -> int:

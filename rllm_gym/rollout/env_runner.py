@@ -26,6 +26,7 @@ from ray.rllib.utils.spaces.repeated import Repeated
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout.adapters import AdaptedWeights
 from rllm_gym.rollout.environments import Horizon, horizon_of, item_ids_of, make_token_world
@@ -202,7 +203,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         horizons = [horizon_of(max_episode_steps, environment.name) for environment in self.config.environments]
         self.loop.submit(groups, max_episode_steps=horizons, params=params)
         order = {group.key: k for k, group in enumerate(groups)}
-        return sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
+        finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
+        give_back_freed_memory()
+        return finished
 
     def _to_rllib(self, episode: Episode) -> RLlibEpisode:
         rllib_episode = to_rllib_episode(episode, self._space, is_multi_agent=self.config.is_multi_agent)
