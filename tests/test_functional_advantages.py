@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from rllm_gym.algorithms.functional import (
+    discounted_return,
+    gae,
     greedy_baseline_advantage,
     group_relative_advantage,
     leave_one_out_advantage,
@@ -63,6 +65,19 @@ def test_whitened_values_by_hand():
     out = whiten(x, mask)
     assert out.flatten().tolist() == pytest.approx([v / math.sqrt(13) for v in (-3, 0, -1, 0, 4, 0)], abs=1e-6)
     assert out.dtype == torch.float32
+
+
+def test_rewards_that_are_integers_count_as_floats():
+    # Means, discounts and deviations of integers are no integers.
+    returns, groups = torch.tensor([1, 0, 0]), torch.zeros(3, dtype=torch.long)
+    plain = group_relative_advantage(returns, groups, normalize_std=False)
+    assert plain.tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert leave_one_out_advantage(returns, groups).tolist() == pytest.approx([1.0, -0.5, -0.5])
+    mask = torch.tensor([[True, True, True]])
+    assert discounted_return(torch.tensor([[0, 0, 1]]), mask, gamma=0.5).tolist() == [[0.25, 0.5, 1.0]]
+    advantage, target = gae(torch.tensor([[0, 0, 1]]), torch.tensor([[0, 0, 1]]), mask, groups[:1], gamma=1.0, lam=0.5)
+    assert (advantage.tolist(), target.tolist()) == ([[0.5, 1.0, 0.0]], [[0.5, 1.0, 1.0]])  # delta: 0, 1, 0
+    assert whiten(torch.tensor([[1, 2, 3]]), mask).tolist() == [pytest.approx([-1.0, 0.0, 1.0])]
 
 
 def test_one_value_and_equal_values_have_no_deviation():

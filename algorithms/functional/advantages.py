@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from rllm_gym.algorithms.functional.masking import hide
+from rllm_gym.algorithms.functional.masking import as_float, hide
 from rllm_gym.algorithms.functional.returns import discounted_return
 
 EPSILON = 1e-6
@@ -40,6 +40,7 @@ def group_relative_advantage(return_N: torch.Tensor, group_N: torch.Tensor, *, n
     Returns:
         float [N]; sums to 0 in every group, exactly 0 where all returns of the group are equal.
     """
+    return_N = as_float(return_N)
     index_N, size_G = _group_index(group_N)
     mean_G = _group_sum(return_N, index_N, size_G) / size_G
     # Rounding in the mean of equal returns, over a deviation of 0, would pass for an advantage.
@@ -128,6 +129,7 @@ def step_group_advantage(
     Returns:
         float [N, U], 0 where the episode has no turn. A state met once adds nothing to the episode's advantage.
     """
+    reward_NU = as_float(reward_NU)
     episode_N = group_relative_advantage(hide(reward_NU, mask_NU).sum(1), group_N, normalize_std=normalize_std)
     return_S = discounted_return(reward_NU, mask_NU, gamma=gamma)[mask_NU]
     # The unique pairs (group, state), numbered.
@@ -162,6 +164,7 @@ def whiten(
         float [B, T], 0 where the mask is False, without gradient.
     """
     reduce = all_reduce or (lambda tensor: tensor)
+    x_BT = as_float(x_BT)
     hidden_BT = hide(x_BT, mask_BT).double()
     count, total = reduce(torch.stack([mask_BT.sum().double(), hidden_BT.sum()])).to(x_BT.device).unbind()
     centred_BT = hide(hidden_BT - total / count.clamp(min=1), mask_BT)
@@ -175,6 +178,7 @@ def has_spread(return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
 
     Source: the groups that dynamic sampling filters out, Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
     """
+    return_N = as_float(return_N)
     index_N, size_G = _group_index(group_N)
     lowest_G = torch.full((len(size_G),), torch.inf, dtype=return_N.dtype, device=return_N.device)
     lowest_G = lowest_G.scatter_reduce(0, index_N, return_N, "amin")

@@ -15,6 +15,11 @@ def hide(x_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     return x_BT.masked_fill(~mask_BT, 0.0)
 
 
+def as_float(x: torch.Tensor) -> torch.Tensor:
+    """Return x itself, or as floats what holds integers, of which a mean or a discount would be cut to integers."""
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
 def check_mask(mask_BT: torch.Tensor) -> None:
     if mask_BT.dtype != torch.bool:
         raise TypeError(f"mask_BT: masks are bool, True where sampled; got {mask_BT.dtype}. Pass mask.bool().")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from rllm_gym.algorithms.functional.masking import Sampled, hide
+from rllm_gym.algorithms.functional.masking import Sampled, as_float, hide
 
 EPSILON = 1e-12
 
@@ -36,7 +36,7 @@ def discounted_return(
         float [B, T], without gradient.
     """
     sampled = Sampled(mask_BT)
-    reward_BK = sampled.gather(reward_BT)
+    reward_BK = sampled.gather(as_float(reward_BT))
     discount_BK = torch.ones_like(reward_BK).masked_fill(_steps(sampled, is_turn_end_BT), gamma)
     return sampled.scatter(_backward_sum(reward_BK, discount_BK))
 
@@ -78,7 +78,7 @@ def gae(
         (advantage, target), float [B, T], without gradient.
     """
     sampled = Sampled(mask_BT)
-    value_BK, steps_BK = sampled.gather(value_BT), _steps(sampled, is_turn_end_BT)
+    value_BK, steps_BK = sampled.gather(as_float(value_BT)), _steps(sampled, is_turn_end_BT)
     gamma_BK = torch.ones_like(value_BK).masked_fill(steps_BK, gamma)
     decay_BK = torch.ones_like(value_BK).masked_fill(steps_BK, gamma * lam)
     next_value_BK = torch.where(sampled.is_last_BK, bootstrap_B[:, None].to(value_BK.dtype), value_BK.roll(-1, dims=1))
