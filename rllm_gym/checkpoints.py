@@ -78,12 +78,6 @@ def resolve_checkpoint(path: Path) -> Path:
     )
 
 
-def trial_folders(run: Path) -> list[Path]:
-    """Return a run's trials, oldest first; Tune names and fills them."""
-    trials = [path.parent for path in run.glob("*/params.json")]
-    return sorted(trials, key=lambda trial: (trial.stat().st_ctime, trial.name))
-
-
 def read_results(trial: Path) -> list[dict[str, Any]]:
     """Return a trial's results, one per train step, with those of the run that it resumed in front.
 

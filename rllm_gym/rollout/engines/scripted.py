@@ -38,7 +38,6 @@ class ScriptedEngine:
         self.requests: list[CompletionRequest] = []  # everything that was ever submitted
         self.aborted: list[str] = []
         self.weights: dict[str, Any] = {}
-        self.num_cache_resets = 0
         if callable(replies):
             self._reply = replies
         else:
@@ -72,7 +71,7 @@ class ScriptedEngine:
         self.reset_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
-        self.num_cache_resets += 1
+        pass
 
     def close(self) -> None:
         self._running = []
