@@ -53,6 +53,8 @@ class DeepSpeedLearner(TorchLearner):
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
         os.environ.setdefault("LOCAL_RANK", "0")  # RLlib's remote learners set none, and DeepSpeed insists
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, self.config.num_learners)))
+        # RLlib's seeding makes torch also fill new memory, a tenth of an update here; nothing reads it unwritten.
+        torch.utils.deterministic.fill_uninitialized_memory = False
         self.engines: dict[str, Any] = {}
         super().build()
         self._gather_weights()
