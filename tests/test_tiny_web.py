@@ -1,0 +1,63 @@
+"""The web episodes of the tiny model's training data, from a real browser."""
+
+import re
+
+import numpy as np
+import pytest
+
+from rllm_gym.envs.miniwob.env import MiniWoBEnv
+from rllm_gym.envs.miniwob.expert import EXPERTS
+from rllm_gym.envs.webarena.embedded import load_tasks
+from rllm_gym.envs.webarena.env import WebArenaEnv
+from rllm_gym.tiny import web
+from rllm_gym.tiny.episodes import Plan, play
+
+
+def actions(episode):
+    return [m["content"].rpartition("Action: ")[2] for m in episode.messages if m["role"] == "assistant"]
+
+
+def test_only_training_tasks_that_have_an_expert_are_played():
+    miniwob, webarena = MiniWoBEnv(split="train"), WebArenaEnv(split="train", task_set="embedded")
+    assert set(web.miniwob_config()["item_ids"]) <= set(miniwob.item_ids)
+    assert set(web.MINIWOB_TASKS) <= set(EXPERTS)
+    assert set(web.webarena_config()["item_ids"]) <= set(webarena.item_ids)
+    assert {task["intent_template"] for task in load_tasks()} >= set(web.WEBARENA_TEMPLATES)
+
+
+def test_miniwobs_episodes_repeat_and_are_short(monkeypatch):
+    monkeypatch.setattr(web, "MINIWOB_TASKS", ("enter-text", "click-button", "click-option"))
+    monkeypatch.setattr(web, "NUM_MINIWOB_ROUNDS", 2)
+    first, again = (web.miniwob_episodes(np.random.default_rng(3)) for _ in range(2))
+    assert first == again
+    assert [episode.item_id for episode in first] == 2 * [f"miniwob_{task}" for task in web.MINIWOB_TASKS]
+    assert all(episode.num_chars < 1200 for episode in first)
+    assert first[0].messages != first[3].messages  # another seed, another text
+
+
+@pytest.fixture
+def world():
+    world = MiniWoBEnv(split="train", **web.miniwob_config())
+    yield world
+    world.close()
+
+
+def test_a_mistake_is_a_legal_action_on_what_is_shown_and_the_expert_finds_on(world):
+    episode = play(world, "miniwob_enter-text", np.random.default_rng(0), web.web_mistakes, Plan(mistake_rate=0.6))
+    assert world.is_success
+    assert True in episode.is_mistake[:-1]
+    for number, (action, is_mistake) in enumerate(zip(actions(episode), episode.is_mistake, strict=True)):
+        shown = episode.messages[2 * number]["content"]
+        assert "ERROR" not in shown
+        if is_mistake and action != "scroll [down]":
+            assert f"{re.search(r'[[][0-9]+[]]', action)[0]} " in shown
+
+
+def test_webarenas_episodes_are_solved_and_short(monkeypatch):
+    monkeypatch.setattr(web, "WEBARENA_TEMPLATES", ("Show me {{list}}.",))
+    episodes = web.webarena_episodes(np.random.default_rng(0))
+    assert len(episodes) >= 2
+    for episode in episodes:
+        assert actions(episode)[-1] == "stop []"
+        assert episode.num_chars <= web.MAX_CHARS
+        assert episode.messages[0]["content"].startswith("OBJECTIVE: Show me ")
