@@ -10,9 +10,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rllm_gym.algorithms.samples import SampleMaker, samples_of_path
+from rllm_gym.algorithms.sft import SFT
 from rllm_gym.envs.babyai.env import BabyAIEnv
 from rllm_gym.envs.sciworld.env import SciWorldEnv
 from rllm_gym.envs.searchqa.env import SearchQAEnv
@@ -20,14 +23,14 @@ from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines.transformers import TransformersEngine
-from rllm_gym.tiny import batches
+from rllm_gym.tiny import stages
 from rllm_gym.tiny import train as training
-from rllm_gym.tiny.batches import WORLD_WEIGHT, encode
 from rllm_gym.tiny.episodes import Plan
 from rllm_gym.tiny.evaluate import MAX_NEW_TOKENS, TASK_SETS, Score, evaluate, pooled_success
 from rllm_gym.tiny.mistakes import textcraft_mistakes
 from rllm_gym.tiny.renaming import item_words, rename_items
 from rllm_gym.tiny.sources import EASY_TURNS, Sources, num_expert_turns
+from rllm_gym.tiny.stages import WORLD_WEIGHT, Settings, write_conversations
 from rllm_gym.tokens import ChatTokenizer
 
 EVAL_ITEMS = set(TextCraftEnv(split="eval").item_ids)
@@ -40,7 +43,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def sources():
-    """Without SciWorld, whose simulator is slow; the script's other worlds are played in the same way."""
+    """Without the worlds that need Java or a browser; what they play is drawn from as from the others."""
     sources = Sources({"textcraft": 0.8, "babyai": 0.1, "searchqa": 0.1})
     yield sources
     sources.close()
@@ -58,6 +61,13 @@ def one_thread():
 def textcraft_episodes(sources, num, plan):
     rng = np.random.default_rng(0)
     return [sources.draw_from("textcraft", rng, plan) for _ in range(num)]
+
+
+def samples_of(episodes, tmp_path, chat):
+    """What SFT learns of episodes."""
+    write_conversations(tmp_path / "episodes.jsonl", episodes)
+    maker = SampleMaker(chat, max_tokens=4096, observation_weight=WORLD_WEIGHT)
+    return list(samples_of_path(tmp_path / "episodes.jsonl", maker, min_return=None))
 
 
 # The shipped files.
@@ -155,11 +165,11 @@ def test_words_of_the_worlds_are_short_in_tokens(sources, tokenizer):
 # The training data.
 
 
-def test_training_ids_are_what_the_token_environment_makes(sources, tokenizer):
+def test_training_ids_are_what_the_token_environment_makes(sources, tmp_path):
     fresh = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", system_prompt="")
     plan = Plan(mistake_rate=0.4, repeat_rate=0.5, max_turns=8)
-    for episode in textcraft_episodes(sources, 12, plan):
-        sample = encode(episode, ChatTokenizer())
+    episodes = textcraft_episodes(sources, 12, plan)
+    for episode, sample in zip(episodes, samples_of(episodes, tmp_path, ChatTokenizer()), strict=True):
         actions = [m["content"] for m in episode.messages if m["role"] == "assistant"]
         observation, _ = fresh.reset(seed=episode.seed, options={"item_id": episode.item_id})
         # (ids, weight): the task, then actions, with replies between them
@@ -175,11 +185,11 @@ def test_training_ids_are_what_the_token_environment_makes(sources, tokenizer):
         assert reward == 1.0 or len(actions) == plan.max_turns
 
 
-def test_a_system_prompt_is_the_worlds_own_and_part_of_the_first_observation(sources):
+def test_a_system_prompt_is_the_worlds_own_and_part_of_the_first_observation(sources, tmp_path):
     episode = textcraft_episodes(sources, 1, Plan(system_prompt_rate=1.0))[0]
     env = TokenEnv(TextCraftEnv())
     observation, _ = env.reset(seed=episode.seed, options={"item_id": episode.item_id})
-    sample = encode(episode, env.chat)
+    [sample] = samples_of([episode], tmp_path, env.chat)
     np.testing.assert_array_equal(sample.token_ids[: len(observation)], observation)
     assert sample.weights[len(observation)] == 1.0 and set(sample.weights[: len(observation)]) == {
         np.float32(WORLD_WEIGHT)
@@ -281,60 +291,47 @@ def test_wired_weights_look_at_the_previous_token_and_at_what_followed_the_prese
 # The script.
 
 
-def test_loss_and_gradient_are_the_weighted_mean_whatever_the_micro_batches(
-    sources, monkeypatch, tokenizer, one_thread
-):
-    samples = [encode(episode, ChatTokenizer()) for episode in textcraft_episodes(sources, 3, Plan(max_turns=2))]
-    model = training.make_model(tokenizer, seed=0)
-    total = weight = 0.0
-    for sample in samples:  # one at a time, without padding
-        ids = torch.from_numpy(sample.token_ids)[None]
-        logp = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        total -= (logp * torch.from_numpy(sample.weights[1:])).sum()
-        weight += sample.weights[1:].sum()
-    (total / weight).backward()
-    expected = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    monkeypatch.setattr(batches, "MAX_PADDED_TOKENS", 2 * max(len(sample) for sample in samples))
-    assert training.backward(model, samples, use_bf16=False) == pytest.approx((total / weight).item(), rel=1e-5)
-    for parameter, grad in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, grad, atol=1e-5, rtol=1e-4)
+@pytest.mark.slow
+def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypatch, one_thread):
+    class InterruptionError(Exception):
+        pass
 
+    def save_to_path(algo, path):
+        written = save(algo, path)
+        if f"{path.parent.name}/{path.name}" == interrupted_after:
+            raise InterruptionError
+        return written
 
-def test_training_repeats_bit_for_bit_also_when_interrupted(sources, tokenizer, tmp_path, monkeypatch, one_thread):
-    def trained(seed, name, interrupt_at=None):
-        def draw(sources, chat, settings, step):
-            if step == interrupt_at:
-                raise KeyboardInterrupt
-            return draw_batch(sources, chat, settings, step)
+    def run(folder):
+        out = tmp_path / folder
+        training.main(out, seed=3, reading_steps=4, practice_steps=5, batch_size=2, warmup_steps=2, measure=False)
+        return load_file(out / "model.safetensors")
 
-        settings = training.Settings(seed=seed, reading_steps=2, practice_steps=1, batch_size=2, warmup_steps=2)
-        model = training.make_model(tokenizer, seed)
-        monkeypatch.setattr(training, "draw_batch", draw)
-        checkpoint = tmp_path / name
-        training.train(model, sources, ChatTokenizer(), settings, checkpoint=checkpoint, checkpoint_every=1)
-        return model.state_dict()
-
-    draw_batch = training.draw_batch
-    straight, again, other = trained(0, "a"), trained(0, "b"), trained(1, "c")
-    with pytest.raises(KeyboardInterrupt):
-        trained(0, "d", interrupt_at=2)
-    resumed = trained(0, "d")
-    for key, tensor in straight.items():
-        assert torch.equal(tensor, again[key]) and torch.equal(tensor, resumed[key]), key
-    assert not torch.equal(straight["model.norm.weight"], other["model.norm.weight"])
-
-
-def test_the_script_writes_a_small_model_that_loads_as_float32_and_its_card(tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr(training, "Sources", lambda: Sources({"textcraft": 0.5, "searchqa": 0.5}))
     monkeypatch.setattr(training, "NUM_TOKENIZER_EPISODES", 5)
-    training.main(tmp_path, seed=3, reading_steps=1, practice_steps=1, batch_size=2, threads=1, measure=False)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    monkeypatch.setattr(stages, "CHECKPOINT_EVERY", 1)
+    save, interrupted_after = SFT.save_to_path, ""
+    monkeypatch.setattr(SFT, "save_to_path", save_to_path)
+    straight = run("straight")
+    interrupted_after = "practice_checkpoints/checkpoint_000003"
+    with pytest.raises(InterruptionError):
+        run("interrupted")
+    interrupted_after = ""
+    resumed = run("interrupted")
+    for name, tensor in straight.items():
+        assert torch.equal(tensor, resumed[name]), name
+
+    # What is written: a small model that learnt something and loads as float32, and its card.
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "straight")
+    untrained = training.make_model(AutoTokenizer.from_pretrained(tmp_path / "straight"), seed=3).state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    change = (model.state_dict()[name] - untrained[name]).abs()
+    assert change.max() > Settings.lr / 2
     assert model.dtype == torch.float32
-    assert (tmp_path / "model.safetensors").stat().st_size < 2.2 * model.num_parameters()  # two bytes each
-    assert "--seed 3 --reading-steps 1 --practice-steps 1" in (tmp_path / "README.md").read_text()
-    assert ChatTokenizer(tmp_path).end_of_turn_id == model.config.eos_token_id
-    assert not (tmp_path / training.CHECKPOINT).exists()
+    assert (tmp_path / "straight" / "model.safetensors").stat().st_size < 2.2 * model.num_parameters()  # two bytes each
+    assert "--seed 3 --reading-steps 4 --practice-steps 5" in (tmp_path / "straight" / "README.md").read_text()
+    assert ChatTokenizer(tmp_path / "straight").end_of_turn_id == model.config.eos_token_id
+    assert not (tmp_path / "straight" / training.WORK).exists()
 
 
 # What it can do.

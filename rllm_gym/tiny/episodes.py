@@ -5,8 +5,8 @@ Only the `train` splits are ever played, so that the `eval` splits are held out 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Plan:
         system_prompt_rate: chance that the world's instruction comes first.
         max_turns: turns after which the episode is cut.
         max_chars: longer episodes are not drawn: they cost time.
+        mistakes_in: (mistake_rate, repeat_rate) of parts of TextCraft that have their own.
     """
 
     mistake_rate: float = 0.0
@@ -60,6 +61,12 @@ class Plan:
     system_prompt_rate: float = 0.0
     max_turns: int = 12
     max_chars: int = 6000
+    mistakes_in: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def of_part(self, part: str) -> Plan:
+        """Return the plan of a part of TextCraft."""
+        mistake_rate, repeat_rate = self.mistakes_in.get(part, (self.mistake_rate, self.repeat_rate))
+        return replace(self, mistake_rate=mistake_rate, repeat_rate=repeat_rate)
 
 
 def play(world: TextEnv, item_id: str, rng: np.random.Generator, mistakes: Mistakes, plan: Plan) -> ExpertEpisode:

@@ -1,4 +1,4 @@
-"""Where the tiny model's training episodes come from: the four worlds, and how much of each."""
+"""Where the tiny model's training episodes come from: the worlds, and how much of each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ import numpy as np
 from rllm_gym.envs.babyai.env import BabyAIEnv
 from rllm_gym.envs.babyai.levels import LEVELS
 from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.sciworld.env import SciWorldEnv
 from rllm_gym.envs.sciworld.tasks import load_items
 from rllm_gym.envs.searchqa.env import SearchQAEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
+from rllm_gym.envs.webarena.env import WebArenaEnv
 from rllm_gym.tiny.episodes import ExpertEpisode, Mistakes, Plan, play
 from rllm_gym.tiny.mistakes import babyai_mistakes, sciworld_mistakes, searchqa_mistakes, textcraft_mistakes
 from rllm_gym.tiny.renaming import rename_items, rename_proper_names
+from rllm_gym.tiny.web import miniwob_episodes, webarena_episodes
+
+WORLDS: dict[str, type[TextEnv]] = {
+    "textcraft": TextCraftEnv, "babyai": BabyAIEnv, "searchqa": SearchQAEnv, "sciworld": SciWorldEnv,
+    "miniwob": MiniWoBEnv, "webarena": WebArenaEnv,
+}  # fmt: skip
 
 # How many of the episodes are of each world.
-WORLD_SHARES = {"textcraft": 0.76, "babyai": 0.08, "searchqa": 0.1, "sciworld": 0.06}
+WORLD_SHARES = {
+    "textcraft": 0.72, "babyai": 0.07, "searchqa": 0.08, "sciworld": 0.04, "miniwob": 0.05, "webarena": 0.04,
+}  # fmt: skip
 
 # TextCraft: how many of its episodes are of each part.
-TEXTCRAFT_SHARES = {"depth_1": 0.4, "easy_depth_2": 0.4, "other": 0.2}
+TEXTCRAFT_SHARES = {"depth_1": 0.4, "easy_depth_2": 0.45, "other": 0.15}
 EASY_TURNS = 4  # a task of depth 2 is "easy" if the expert solves it in this many turns
 
 # BabyAI: the levels whose goal is in sight or near.
@@ -36,7 +46,9 @@ BABYAI_LEVELS = tuple(
 
 # SciWorld: the tasks with the shortest gold paths, and how many episodes are played; the simulator is slow.
 SCIWORLD_TASKS = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-non-living-thing", "find-living-thing")
-NUM_SCIWORLD_EPISODES = 24
+NUM_SCIWORLD_EPISODES = 48
+
+MAX_POOLED_CHARS = 2600  # longer episodes of the slow worlds are left out
 
 
 @dataclass
@@ -55,7 +67,7 @@ class Sources:
     def __post_init__(self) -> None:
         self._worlds: dict[str, TextEnv] = {}
         self.textcraft_parts = textcraft_parts()
-        self._sciworld: list[ExpertEpisode] = []
+        self._pools: dict[str, list[ExpertEpisode]] = {}
 
     def draw(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
         """Return an episode; it depends on nothing but the arguments.
@@ -66,18 +78,13 @@ class Sources:
         while True:
             name = str(rng.choice(list(self.shares), p=list(self.shares.values())))
             episode = self.draw_from(name, rng, plan, renamed_rate)
-            if episode.num_chars <= plan.max_chars:
+            if episode.num_chars <= plan.max_chars or name in self._pools:
                 return episode
 
     def draw_from(self, name: str, rng: np.random.Generator, plan: Plan, renamed_rate: float = 0.0) -> ExpertEpisode:
         """Return an episode of one world, however long."""
-        draws = {
-            "textcraft": self._draw_textcraft,
-            "babyai": self._draw_babyai,
-            "searchqa": self._draw_searchqa,
-            "sciworld": self._draw_sciworld,
-        }
-        return draws[name](rng, plan, renamed_rate)
+        draws = {"textcraft": self._draw_textcraft, "babyai": self._draw_babyai, "searchqa": self._draw_searchqa}
+        return draws[name](rng, plan, renamed_rate) if name in draws else self._draw_from_pool(name, rng)
 
     def texts(self, rng: np.random.Generator, num: int) -> Iterator[str]:
         """Yield what the tokenizer learns its words from: `num` episodes of each world, under true names."""
@@ -85,7 +92,7 @@ class Sources:
             for _ in range(num):
                 episode = self.draw_from(name, rng, Plan(0.1))
                 yield from (f"{message['role']}\n{message['content']}" for message in episode.messages)
-        yield from (world.default_system_prompt for world in self._worlds.values())
+        yield from (WORLDS[name].default_system_prompt for name in self.shares)
 
     def close(self) -> None:
         for world in self._worlds.values():
@@ -97,8 +104,9 @@ class Sources:
         return self._worlds[cls.name]
 
     def _draw_textcraft(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
-        part = self.textcraft_parts[str(rng.choice(list(TEXTCRAFT_SHARES), p=list(TEXTCRAFT_SHARES.values())))]
-        episode = self._play(TextCraftEnv, part[rng.integers(len(part))], rng, textcraft_mistakes, plan)
+        part = str(rng.choice(list(TEXTCRAFT_SHARES), p=list(TEXTCRAFT_SHARES.values())))
+        items = self.textcraft_parts[part]
+        episode = self._play(TextCraftEnv, items[rng.integers(len(items))], rng, textcraft_mistakes, plan.of_part(part))
         if rng.random() < renamed_rate:
             episode = replace(episode, messages=rename_items(episode.messages, rng))
         return episode
@@ -117,29 +125,35 @@ class Sources:
             episode = replace(episode, messages=rename_proper_names(episode.messages, rng))
         return episode
 
-    def _draw_sciworld(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
-        if not self._sciworld:
-            self._sciworld = self._play_sciworld()
-        return self._sciworld[rng.integers(len(self._sciworld))]
+    def _draw_from_pool(self, name: str, rng: np.random.Generator) -> ExpertEpisode:
+        """Return one of the episodes that all draws choose from: these worlds are slow, and are played once.
 
-    def _play_sciworld(self) -> list[ExpertEpisode]:
-        """Play the episodes that all draws choose from, with a generator of their own."""
-        rng = np.random.default_rng(0)
-        world, items = self._world(SciWorldEnv), load_items()
-        parts = [
-            [i for i in world.item_ids if items[int(i.rpartition("_")[2])][0].name == task] for task in SCIWORLD_TASKS
-        ]
-        plan = Plan(0.1, 0.0, 0.2, max_turns=16)
-        episodes = []
-        for number in range(NUM_SCIWORLD_EPISODES):
-            part = parts[number % len(parts)]
-            episodes.append(play(world, part[rng.integers(len(part))], rng, sciworld_mistakes, plan))
-        return episodes
+        They are played with a generator of their own, whatever the plan.
+        """
+        if name not in self._pools:
+            play_all = {"sciworld": sciworld_episodes, "miniwob": miniwob_episodes, "webarena": webarena_episodes}
+            played = play_all[name](np.random.default_rng(0))
+            self._pools[name] = [episode for episode in played if episode.num_chars <= MAX_POOLED_CHARS]
+        return self._pools[name][rng.integers(len(self._pools[name]))]
 
     def _play(
         self, cls: type[TextEnv], item_id: str, rng: np.random.Generator, mistakes: Mistakes, plan: Plan
     ) -> ExpertEpisode:
         return play(self._world(cls), item_id, rng, mistakes, plan)
+
+
+def sciworld_episodes(rng: np.random.Generator) -> list[ExpertEpisode]:
+    """Play the shortest tasks by turns."""
+    items, plan = load_items(), Plan(0.1, 0.0, 0.2, max_turns=16)
+    world = SciWorldEnv(split="train")
+    try:
+        parts = [
+            [i for i in world.item_ids if items[int(i.rpartition("_")[2])][0].name == task] for task in SCIWORLD_TASKS
+        ]
+        chosen = [parts[number % len(parts)] for number in range(NUM_SCIWORLD_EPISODES)]
+        return [play(world, part[rng.integers(len(part))], rng, sciworld_mistakes, plan) for part in chosen]
+    finally:
+        world.close()
 
 
 def num_expert_turns(world: TextEnv, item_id: str, seed: int = 0) -> int:
