@@ -36,6 +36,10 @@ class GroupMethodConfig(PolicyGradientConfig):
     def is_kl_in_reward(self) -> bool:
         return self.kl_coeff > 0 and self.kl_in == "reward"
 
+    @property
+    def has_learner_advantages(self) -> bool:
+        return self.is_kl_in_reward
+
     def validate(self) -> None:
         super().validate()
         if not self.in_evaluation and self.group_size < 2:
@@ -80,8 +84,8 @@ class GroupMethod(PolicyGradient):
         self, streams: list[SingleAgentEpisode], group: list[int]
     ) -> Sequence[float | Sequence[float] | None]:
         """Return each stream's advantage; None where its whole group has none, which teaches nothing."""
-        if self.config.is_kl_in_reward:
-            return [0.0] * len(streams)  # the learners compare, see GroupLearner
+        if self.config.has_learner_advantages:
+            return super().compute_advantages(streams, group)
         group_N = torch.tensor(group)
         return without_empty_groups(self.config.group_advantage(self.returns(streams), group_N), group_N)
 

@@ -21,14 +21,17 @@ from rllm_gym.algorithms.group_method import GroupLearner, GroupMethod, GroupMet
 from rllm_gym.errors import ConfigError, nearest
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Liu et al. 2025, arXiv:2503.20783: neither of the two divisions that favour long wrong answers and easy tasks.
+    # Liu et al. 2025, arXiv:2503.20783, section 3: neither of the two divisions that favour long wrong answers and easy
+    # tasks; the clip range is PPO's.
     "dr_grpo": {"normalize_std": False, "loss_average": "constant", "clip_high": 0.2},
-    # Yu et al. 2025, arXiv:2503.14476, section 4.1: a buffer of 4,096 of 20,480 tokens; 10 rounds as in verl's recipe.
+    # Yu et al. 2025, arXiv:2503.14476, section 4.1: a buffer of 4,096 of 20,480 tokens, no KL; 10 rounds
+    # are verl's recipe's (filter_groups.max_num_gen_batches).
     "dapo": {"clip_low": 0.2, "clip_high": 0.28, "loss_average": "tokens", "overlong_buffer": 0.2, "kl_coeff": 0.0}
     | {"max_refill_rounds": 10},
-    # Zheng et al. 2025, arXiv:2507.18071, section 5.1.
+    # Zheng et al. 2025, arXiv:2507.18071, section 5.1: the clip range of its eq. 5.
     "gspo": {"ratio_level": "sequence", "loss_average": "sequences", "clip_low": 3e-4, "clip_high": 4e-4},
-    # Feng et al. 2025, arXiv:2505.10978: omega 1, gamma 0.95.
+    # Feng et al. 2025, arXiv:2505.10978: omega 1, gamma 0.95, and verl's default clip range; their ALFWorld script
+    # (verl-agent) divides by the standard deviation, as the default here.
     "gigpo": {"step_weight": 1.0, "step_gamma": 0.95, "clip_high": 0.2},
 }
 

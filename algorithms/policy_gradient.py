@@ -95,6 +95,11 @@ class PolicyGradientConfig(LLMConfig):
         super().training(**kwargs)
         return self
 
+    @property
+    def has_learner_advantages(self) -> bool:
+        """Whether the learners compute the advantages; those of the driver then only say what is trained on."""
+        return True
+
     def validate(self) -> None:
         super().validate()
         if self.in_evaluation:
@@ -156,7 +161,7 @@ class PolicyGradient(LLMAlgorithm):
         episodes, failed, num_groups = self._sample_groups(step)
         sampled = time.perf_counter()
         played: list[Episode] = [episode.custom_data.pop("episode") for episode in episodes]
-        self.store(step, played + failed, episodes)
+        self.store(step, played + failed, [] if self.config.has_learner_advantages else episodes)
 
         trained = [episode for episode in episodes if any(trainable_streams([episode]))]
         self.update(EpisodeData(episodes=trained))

@@ -21,8 +21,6 @@ from rllm_gym.learner.connectors import EpisodeData, EpisodesToBatch
 from rllm_gym.learner.critic import ActorCriticModule, CriticModule, value_at_the_end, value_before
 from rllm_gym.learner.deepspeed import merge
 from rllm_gym.learner.rl_module import LLMModule
-from rllm_gym.rollout.env_runner import RLlibEpisode
-from rllm_gym.types import Episode
 
 CRITIC_SUFFIX = "_critic"
 
@@ -277,9 +275,6 @@ class PPO(PolicyGradient):
     @classmethod
     def get_default_config(cls) -> PPOConfig:
         return PPOConfig()
-
-    def store(self, step: int, episodes: list[Episode], rllib_episodes: list[RLlibEpisode]) -> None:
-        super().store(step, episodes, [])  # advantages are the learner's, one per token
 
     def update(self, data: EpisodeData) -> None:
         results = self.learner_group.update(training_data=data, timesteps={TRAINING_ITERATION: self.training_iteration})

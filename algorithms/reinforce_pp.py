@@ -49,6 +49,10 @@ class ReinforcePPConfig(GroupMethodConfig):
     def get_default_learner_class(self) -> type[ReinforcePPLearner]:
         return ReinforcePPLearner
 
+    @property
+    def has_learner_advantages(self) -> bool:
+        return self.baseline == "none" or super().has_learner_advantages
+
     def group_advantage(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
         return group_relative_advantage(return_N, group_N, normalize_std=False)
 
@@ -63,6 +67,11 @@ class ReinforcePPConfig(GroupMethodConfig):
         self._check_at_least(gamma=0)
         if self.gamma > 1:
             raise ConfigError(f"ReinforcePPConfig: gamma must be at most 1; got {self.gamma!r}.")
+        if self.baseline == "group" and self.gamma != 1:
+            raise ConfigError(
+                "ReinforcePPConfig: baseline: group compares whole episodes, whose returns are not discounted; got "
+                f"gamma: {self.gamma!r}. Set gamma: 1.0, or baseline: none."
+            )
 
 
 class ReinforcePPLearner(GroupLearner):
@@ -84,8 +93,10 @@ class ReinforcePP(GroupMethod):
     def get_default_config(cls) -> ReinforcePPConfig:
         return ReinforcePPConfig()
 
-    def compute_advantages(self, streams: list[SingleAgentEpisode], group: list[int]) -> Sequence[float]:
+    def compute_advantages(
+        self, streams: list[SingleAgentEpisode], group: list[int]
+    ) -> Sequence[float | Sequence[float] | None]:
         """Return the group's part of the advantages; the learners whiten, over every episode."""
-        if self.config.baseline == "none" or self.config.is_kl_in_reward:
-            return [0.0] * len(streams)
+        if self.config.has_learner_advantages:
+            return super().compute_advantages(streams, group)
         return self.config.group_advantage(self.returns(streams), torch.tensor(group)).tolist()

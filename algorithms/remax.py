@@ -36,6 +36,10 @@ class ReMaxConfig(PolicyGradientConfig):
     def is_kl_in_reward(self) -> bool:
         return False
 
+    @property
+    def has_learner_advantages(self) -> bool:
+        return False
+
     def validate(self) -> None:
         super().validate()
         if self.in_evaluation:

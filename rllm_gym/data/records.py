@@ -57,7 +57,8 @@ class EpisodeRecord(_Record):
         member: number of this episode in its group.
         train_step: None outside training.
         max_episode_steps: horizon in turns; None where there was none.
-        advantage: None where none was computed, or where the group was dropped.
+        advantage: of step groups the mean over turns; None where the group was dropped or not trained on, and where the
+            learners compute one per token.
         timings: seconds.
         error: why the world failed; set exactly where `end_reason` is `error`. Such an episode is never trained on.
         info: the last step's info, as far as it is JSON.

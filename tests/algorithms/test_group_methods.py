@@ -132,6 +132,7 @@ def test_a_preset_sets_its_options_and_those_beside_it_win_in_any_order(preset):
         ("ReinforcePP", {"baseline": "group"}, "ReinforcePPConfig: group_size must be at least 2"),
         ("ReinforcePP", {"baseline": "critic"}, "baseline must be one of none, group; got 'critic'."),
         ("ReinforcePP", {"gamma": 1.5}, "gamma must be at most 1; got 1.5."),
+        ("ReinforcePP", {"baseline": "group", "group_size": 2, "gamma": 0.9}, "not discounted; got gamma: 0.9."),
         ("ReMax", {"kl_in": "reward"}, "kl_in must be loss; got 'reward'."),
     ],
 )
