@@ -1,7 +1,8 @@
-"""Tiny random Qwen2 models over a byte-level ChatML tokenizer; slow tests come last."""
+"""Tiny random Qwen2 models over a byte-level ChatML tokenizer; one Ray for all tests; the order of the tests."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def other_model(tmp_path_factory) -> Path:
     return make_model(1, tmp_path_factory.mktemp("tiny1"))
 
 
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One Ray for all tests that need one; its workers find the tests' own modules, as they start in this folder."""
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(num_cpus=6, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let cheap checks fail first."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Let cheap checks fail first. Those with a Ray of their own session come last: no other test runs beside it."""
+    items.sort(key=lambda item: ("ray_cluster" in item.fixturenames, item.get_closest_marker("slow") is not None))

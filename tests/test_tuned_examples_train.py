@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,9 @@ import pytest
 from rllm_gym.cli.check import check_experiment
 from rllm_gym.cli.experiment import read_experiment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
 FOLDER = Path(__file__).parents[1] / "tuned_examples"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_session():
-    import ray
-
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.parametrize("world", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])

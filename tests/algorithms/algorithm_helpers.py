@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import math
 from collections import Counter
-from pathlib import Path
 
-TOYS = Path(__file__).parents[1] / "envs"
-PATHS = os.pathsep.join(map(str, (TOYS, Path(__file__).parent)))
-sys.path[:0] = PATHS.split(os.pathsep)
-
-
-def start_ray(num_cpus: int = 6) -> None:
-    import ray
-    from ray.tune.registry import register_env
-
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        object_store_memory=200 * 2**20,
-        runtime_env={"env_vars": {"PYTHONPATH": PATHS}},
-        log_to_driver=False,
-    )
-    register_env("say_the_word", make_say_the_word)
-    register_env("flaky", make_flaky)
-    register_env("pass_the_word", make_pass_the_word)
-
+import numpy as np
 
 # Module-level functions travel to worker processes by name, and so share what this module holds there.
 COUNTER: Counter = Counter()
 
 
 def make_say_the_word(config):
-    from toy_worlds import SayTheWord
+    from tests.envs.toy_worlds import SayTheWord
 
     return SayTheWord(**config)
 
 
 def make_flaky(config):
     """All the worlds of a process count their failures together."""
-    from toy_worlds import FlakyEnv
+    from tests.envs.toy_worlds import FlakyEnv
 
     return FlakyEnv(counter=COUNTER, **config)
 
 
 def make_pass_the_word(config):
-    from toy_multi_agent import PassTheWord
+    from tests.envs.toy_multi_agent import PassTheWord
 
     return PassTheWord(**config)
 
@@ -76,3 +54,25 @@ def toy_config(base_model, env: str = "say_the_word", method: str = "GRPO", **op
 
 def module_weights(algo, module_id: str = "default_policy"):
     return {name: value.copy() for name, value in algo.learner_group.get_weights()[module_id].items()}
+
+
+def equal(a, b) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def numbers(result, prefix="") -> dict[str, float]:
+    """All numbers of a result, under their whole names."""
+    flat = {}
+    for key, value in result.items():
+        if key == "perf":  # RLlib's samples of the machine's load: none in a step of milliseconds
+            continue
+        if isinstance(value, dict) and key != "config":
+            flat |= numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, (int, float, np.floating)):
+            flat[prefix + key] = float(value)
+    return flat
+
+
+def not_finite(result) -> list[str]:
+    """The names of a result's numbers that are no finite ones."""
+    return [name for name, value in numbers(result).items() if not math.isfinite(value)]

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from algorithm_helpers import start_ray
-from offline_helpers import equal, module_weights, not_finite, offline_config
 
 from rllm_gym.algorithms.agent_evol import AgentEvol, AgentEvolConfig
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError
+from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
+from tests.algorithms.offline_helpers import offline_config
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster():
-    import ray
-
-    start_ray()
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture
-def build():
-    built = []
-
-    def make(config):
-        built.append(config.build_algo())
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
 
 
 def evol_config(base_model, **options):

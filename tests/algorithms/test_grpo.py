@@ -2,62 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from algorithm_helpers import module_weights, start_ray, toy_config
-
 from rllm_gym.algorithms.grpo import GRPO
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
+from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, numbers, toy_config
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster():
-    import ray
-
-    start_ray()
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture
-def build():
-    """Build algorithms and stop them after the test."""
-    built = []
-
-    def make(config):
-        built.append(config.build_algo())
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
-
-
-def equal(a, b) -> bool:
-    return all(np.array_equal(a[name], b[name]) for name in a)
-
-
-def numbers(result, prefix="") -> dict[str, float]:
-    flat = {}
-    for key, value in result.items():
-        if key == "perf":  # RLlib's samples of the machine's load: none in a step of milliseconds
-            continue
-        if isinstance(value, dict) and key != "config":
-            flat |= numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, (int, float, np.floating)):
-            flat[prefix + key] = float(value)
-    return flat
 
 
 def test_it_learns_to_say_the_word(tiny_model, build):
@@ -117,15 +73,14 @@ def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(ti
 def test_every_metric_is_finite_in_every_result_also_when_all_groups_are_dropped(tiny_model, build):
     algo = build(toy_config(tiny_model, env_config={"num_turns": 2}, groups_per_step=2, group_size=8))
     for _ in range(2):
-        flat = numbers(algo.train())
-        assert not [name for name, value in flat.items() if not math.isfinite(value)]
-    names = set(flat)
+        result = algo.train()
+        assert not not_finite(result)
+    names = set(numbers(result))
     algo.compute_advantages = lambda streams, group: [None] * len(streams)
     before = module_weights(algo)
     result = algo.train()
-    flat = numbers(result)
-    assert set(flat) == names
-    assert not [name for name, value in flat.items() if not math.isfinite(value)]
+    assert set(numbers(result)) == names
+    assert not not_finite(result)
     assert result["num_groups_dropped"] == result["num_groups"] == 2
     assert equal(before, module_weights(algo))
     assert algo.train()["policy_version"] == 2  # two syncs so far: the empty steps made none
@@ -170,9 +125,9 @@ def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_
         strict.train()
 
 
-def test_what_breaks_in_a_runner_reaches_the_driver(tiny_model):
+def test_what_breaks_in_a_runner_reaches_the_driver(tiny_model, build):
     with pytest.raises(RllmGymError, match=r"could not be built: ConfigError: .*no_such_option"):
-        toy_config(tiny_model, engine_options={"no_such_option": 1}).build_algo()
+        build(toy_config(tiny_model, engine_options={"no_such_option": 1}))
 
 
 def test_with_lora_the_sampler_follows_the_adapter(tiny_model, build):

@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from algorithm_helpers import module_weights, start_ray, toy_config
+from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, toy_config
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster():
-    import ray
-
-    start_ray()
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture
-def build():
-    """Build algorithms and stop them after the test."""
-    built = []
-
-    def make(config):
-        built.append(config.build_algo())
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
 
 
 TWO_TURNS = {"lr": 3e-3, "env_config": {"num_turns": 2}}
@@ -61,8 +33,7 @@ def test_it_learns_to_say_the_words(tiny_model, build, name):
     assert np.mean(returns[-3:]) > np.mean(returns[:3]) + GAIN
     for result in results:
         learned = result["learners"]["default_policy"]
-        numbers = [value for value in learned.values() if isinstance(value, (int, float, np.floating))]
-        assert all(math.isfinite(value) for value in numbers)
+        assert not not_finite(learned)
         assert learned["gradient_norm"] > 0
 
 
@@ -77,4 +48,4 @@ def test_a_restored_run_goes_on_with_its_kl_coefficient(tiny_model, build, tmp_p
     algo.restore_from_path(path)
     again = algo.train()["learners"]["default_policy"]
     assert again["kl_coeff"] == expected["kl_coeff"] != 0.1
-    assert all(np.array_equal(straight[name], value) for name, value in module_weights(algo).items())
+    assert equal(straight, module_weights(algo))

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from algorithm_helpers import start_ray, toy_config
-
 from rllm_gym.data import read_episodes
+from tests.algorithms.algorithm_helpers import toy_config
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster():
-    import ray
-
-    start_ray()
-    yield
-    ray.shutdown()
 
 
 MIXTURE = [
@@ -30,7 +16,7 @@ MIXTURE = [
 ]
 
 
-def test_groups_of_several_environments_train_together_each_with_its_schedule(tiny_model):
+def test_groups_of_several_environments_train_together_each_with_its_schedule(tiny_model, build):
     scaling = {
         "short": {"type": "fixed", "horizons": [2]},
         "long": {"type": "stepwise", "horizons": [3, 5], "steps_per_stage": 1},
@@ -48,12 +34,9 @@ def test_groups_of_several_environments_train_together_each_with_its_schedule(ti
         evaluation_duration=3,
         evaluation_splits=["train"],
     )
-    algo = config.build_algo()
-    try:
-        first, second = algo.train(), algo.train()
-        records = list(read_episodes(algo.trajectories_path))
-    finally:
-        algo.stop()
+    algo = build(config)
+    first, second = algo.train(), algo.train()
+    records = list(read_episodes(algo.trajectories_path))
     assert (first["max_episode_steps"], second["max_episode_steps"]) == (3, 5)
     for result, long_horizon in ((first, 3), (second, 5)):
         by_env = result["env_runners"]["by_env"]
@@ -70,7 +53,7 @@ def test_groups_of_several_environments_train_together_each_with_its_schedule(ti
     assert {name: m["num_episodes"] for name, m in judged.items()} == {"short": 3, "long": 3}
 
 
-def test_an_adaptive_horizon_rises_by_what_was_sampled_and_survives_a_checkpoint(tiny_model, tmp_path):
+def test_an_adaptive_horizon_rises_by_what_was_sampled_and_survives_a_checkpoint(tiny_model, build, tmp_path):
     scaling = {"type": "adaptive", "horizons": [1, 2, 3], "min_steps_per_stage": 2, "window": 1, "min_improvement": 2.0}
     config = toy_config(
         tiny_model,
@@ -80,12 +63,9 @@ def test_an_adaptive_horizon_rises_by_what_was_sampled_and_survives_a_checkpoint
         groups_per_step=2,
         group_size=4,
     )
-    algo = config.build_algo()
-    try:
-        seen = [algo.train()["max_episode_steps"] for _ in range(3)]
-        path = algo.save_to_path(str(tmp_path / "checkpoint"))
-    finally:
-        algo.stop()
+    algo = build(config)
+    seen = [algo.train()["max_episode_steps"] for _ in range(3)]
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
     assert seen == [1, 1, 2]  # no success can rise by 2.0
     restored = type(algo).from_checkpoint(path)
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,39 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-from algorithm_helpers import module_weights, start_ray
-
 from rllm_gym.algorithms.ppo import PPO, PPOConfig
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.export import export_policy
+from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, numbers
 
 CRITIC = "default_policy_critic"
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def ray_cluster():
-    import ray
-
-    start_ray()
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture
-def build(ray_cluster):
-    """Build algorithms and stop them after the test."""
-    built = []
-
-    def make(config):
-        built.append(config.build_algo())
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
 
 
 def ppo_config(base_model, env: str = "say_the_word", **options) -> PPOConfig:
@@ -64,22 +37,6 @@ def ppo_config(base_model, env: str = "say_the_word", **options) -> PPOConfig:
     for name, value in {**defaults, **options}.items():
         setattr(config, name, value)
     return config
-
-
-def equal(a, b) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
-
-
-def numbers(result, prefix="") -> dict[str, float]:
-    flat = {}
-    for key, value in result.items():
-        if key == "perf":  # RLlib's samples of the machine's load: none in a step of milliseconds
-            continue
-        if isinstance(value, dict) and key != "config":
-            flat |= numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, (int, float, np.floating)):
-            flat[prefix + key] = float(value)
-    return flat
 
 
 @pytest.mark.parametrize(
@@ -173,8 +130,7 @@ def test_in_the_warm_up_the_samplers_keep_their_weights_and_the_policy_its_versi
     assert results[-1]["learners"]["default_policy"]["logp_difference_max"] < 1e-3
     names = [{name for name in numbers(result) if not name.startswith("timers/")} for result in results]
     assert names[0] == names[-1]
-    for result in results:
-        assert not [name for name, value in numbers(result).items() if not math.isfinite(value)]
+    assert not [name for result in results for name in not_finite(result)]
 
 
 def test_every_policy_that_is_trained_has_a_critic_of_its_own(tiny_model, build):

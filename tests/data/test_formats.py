@@ -48,12 +48,8 @@ def test_the_documented_pandas_line_gives_a_frame_of_all_records(run):
     assert list(frame.error.dropna()) == ["boom"] * 4
 
 
-def test_the_documented_ray_data_line_gives_all_records(run):
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
-    try:
-        rows = documented_line("With Ray Data", run)["dataset"].take_all()
-    finally:
-        ray.shutdown()
+def test_the_documented_ray_data_line_gives_all_records(run, ray_cluster):
+    rows = documented_line("With Ray Data", run)["dataset"].take_all()
     assert sorted(row["episode_id"] for row in rows) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
     second = next(row for row in rows if row["episode_id"] == "1-0")
     assert second["turns"] == [TurnRecord(**second["turns"][0]).model_dump()]

@@ -5,34 +5,32 @@ from __future__ import annotations
 import numpy as np
 from gymnasium.spaces import Discrete
 from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.repeated import Repeated
+from ray.tune.result import TRAINING_ITERATION
 
 from rllm_gym.algorithms.config import LLMConfig
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.learner.connectors import EpisodeData
-from rllm_gym.learner.rl_module import LLMModule
+from rllm_gym.learner.samples import SampleData
 
 VOCABULARY = 200
 SPACE = Repeated(Discrete(VOCABULARY), 512)
 MODULE = "default_policy"
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
 
 
 def make_config(base_model, method: str = "GRPO", **options) -> LLMConfig:
     """A configuration whose update is plain gradient descent at rate 1: the weights' change is minus the gradient."""
     config = get_algorithm_class(method).get_default_config()
-    sgd = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
-    options = {"base_model": str(base_model), "deepspeed": sgd, "grad_clip": 0.0, "zero_stage": 0, **options}
+    options = {"base_model": str(base_model), "deepspeed": SGD, "grad_clip": 0.0, "zero_stage": 0, **options}
     for name, value in options.items():
         setattr(config, name, value)
     return config
 
 
 def make_group(config: LLMConfig) -> LearnerGroup:
-    spec = RLModuleSpec(LLMModule, SPACE, SPACE, model_config=config._model_config_auto_includes)
-    return LearnerGroup(config=config, module_spec=MultiRLModuleSpec(rl_module_specs={MODULE: spec}))
+    return LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces={MODULE: (SPACE, SPACE)}))
 
 
 def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int = 3) -> list[SingleAgentEpisode]:
@@ -55,14 +53,26 @@ def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int
     return episodes
 
 
-def update(group: LearnerGroup, episodes: list[SingleAgentEpisode]) -> dict:
-    """One train step; returns the module's metrics as floats."""
-    results = group.update(training_data=EpisodeData(episodes=episodes), timesteps={})
+def update(group: LearnerGroup, items: list, *, train_step: int = 0) -> dict[str, float]:
+    """Take one train step on episodes, or on samples or pairs; returns the module's metrics."""
+    data = EpisodeData if not items or isinstance(items[0], SingleAgentEpisode) else SampleData
+    results = group.update(training_data=data(episodes=items), timesteps={TRAINING_ITERATION: train_step})
     return {name: float(stats.peek()) for name, stats in results[0][MODULE].items()}
 
 
 def weights(group: LearnerGroup) -> dict[str, np.ndarray]:
     return {name: value.copy() for name, value in group.get_weights()[MODULE].items()}
+
+
+def step(group: LearnerGroup, items: list, weights=weights) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """One train step; returns the gradient and the metrics."""
+    before = weights(group)
+    metrics = update(group, items)
+    return change(weights(group), before), metrics
+
+
+def gradient(group: LearnerGroup, items: list) -> dict[str, np.ndarray]:
+    return step(group, items)[0]
 
 
 def change(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

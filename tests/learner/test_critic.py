@@ -2,54 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import ray
 import torch
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_helpers import MODULE, SPACE, change, distance, largest, make_episodes
-from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.tune.result import TRAINING_ITERATION
-
 from rllm_gym.algorithms.ppo import PPOConfig
-from rllm_gym.learner.connectors import EpisodeData
 from rllm_gym.models import LORA_A, LORA_B
+from tests.learner.learner_helpers import (
+    MODULE,
+    SGD,
+    change,
+    distance,
+    largest,
+    make_config,
+    make_episodes,
+    make_group,
+    step,
+    update,
+)
 
 CRITIC = f"{MODULE}_critic"
-SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
 ADAM = {"deepspeed": {}, "critic_deepspeed": {}, "lr": 1e-3, "critic_lr": 1e-3}
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def ray_cluster():
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    path = str(Path(__file__).parent)
-    ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": path}}, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def ppo_config(base_model, **options) -> PPOConfig:
-    """A configuration whose updates are plain gradient descent at rate 1: the weights' change is minus the gradient."""
-    plain = {"deepspeed": SGD, "critic_deepspeed": SGD, "grad_clip": 0.0, "zero_stage": 0, "clip_low": 1e9}
-    plain |= {"clip_high": 1e9, "gamma": 0.9, "lambda_": 0.8, "vf_clip": None}
-    config = PPOConfig()
-    for name, value in {"base_model": str(base_model), **plain, **options}.items():
-        setattr(config, name, value)
-    return config
+    """Plain gradient descent for policy and critic, without clipping."""
+    plain = {"critic_deepspeed": SGD, "clip_low": 1e9, "clip_high": 1e9, "gamma": 0.9, "lambda_": 0.8, "vf_clip": None}
+    return make_config(base_model, "PPO", **{**plain, **options})
 
 
 def ppo_group(config: PPOConfig, *, has_values: bool = True) -> LearnerGroup:
     """Learners whose value heads are not 0, so that every value differs."""
-    group = LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces={MODULE: (SPACE, SPACE)}))
+    group = make_group(config)
     if has_values:
         state = group.get_weights()
         of_critic = state[CRITIC if config.critic == "separate" else MODULE]
@@ -73,11 +61,6 @@ def ppo_episodes(num: int = 10, seed: int = 0) -> list:
     return episodes
 
 
-def update(group: LearnerGroup, episodes: list, step: int = 0) -> dict[str, float]:
-    results = group.update(training_data=EpisodeData(episodes=episodes), timesteps={TRAINING_ITERATION: step})
-    return {name: float(stats.peek()) for name, stats in results[0][MODULE].items()}
-
-
 def weights(group: LearnerGroup) -> dict[str, np.ndarray]:
     """All weights, those of the critic too."""
     state = group.get_weights()
@@ -85,9 +68,7 @@ def weights(group: LearnerGroup) -> dict[str, np.ndarray]:
 
 
 def gradient(group: LearnerGroup, episodes: list) -> dict[str, np.ndarray]:
-    before = weights(group)
-    update(group, episodes)
-    return {name: -value for name, value in change(before, weights(group)).items()}
+    return step(group, episodes, weights)[0]
 
 
 def synced(group: LearnerGroup) -> dict:
@@ -263,15 +244,15 @@ def test_in_the_warm_up_the_policy_stands_still_and_the_critic_learns(tiny_model
     options = {**ADAM, "critic": critic, "zero_stage": 2, "weight_decay": 0.5}
     group = ppo_group(ppo_config(tiny_model, critic_warmup_steps=2, **options), has_values=False)
     start, sent = weights(group), synced(group)[MODULE]
-    for step in range(2):
-        metrics = update(group, ppo_episodes(6, seed=step), step)
+    for k in range(2):
+        metrics = update(group, ppo_episodes(6, seed=k), train_step=k)
         assert metrics["num_sampled_tokens_trained"] > 0
     after = weights(group)
     moved = {name for name in after if not np.array_equal(after[name], start[name])}
     assert moved and all(name.startswith(CRITIC) or "value_head" in name for name in moved)
     assert all(np.array_equal(value, synced(group)[MODULE][name]) for name, value in sent.items())
     assert group._learner._weights_seq_no == 0  # nothing new for the samplers
-    update(group, ppo_episodes(6), step=2)
+    update(group, ppo_episodes(6), train_step=2)
     assert any(not np.array_equal(value, synced(group)[MODULE][name]) for name, value in sent.items())
     assert group._learner._weights_seq_no == 1
     # The weight decay is back: it alone would take 0.5 * 1e-3 of every weight.

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_helpers import MODULE, change, distance, largest, make_config, make_episodes, make_group, update, weights
+from tests.learner.learner_helpers import (
+    MODULE,
+    change,
+    distance,
+    gradient,
+    largest,
+    make_config,
+    make_episodes,
+    make_group,
+    update,
+    weights,
+)
 
 EPISODES = 12
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def ray_cluster():
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    path = str(Path(__file__).parent)
-    ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": path}}, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def plain_gradient(base_model, episodes) -> dict[str, np.ndarray]:
@@ -46,12 +42,6 @@ def plain_gradient(base_model, episodes) -> dict[str, np.ndarray]:
         loss = -(episode.custom_data["advantage"] * ratio * mask[1:]).sum() / num_tokens
         loss.backward()
     return {f"lm.{name}": parameter.grad.numpy() for name, parameter in lm.named_parameters()}
-
-
-def gradient(group, episodes) -> dict[str, np.ndarray]:
-    before = weights(group)
-    update(group, episodes)
-    return {name: -value for name, value in change(before, weights(group)).items()}
 
 
 def test_the_gradient_is_that_of_the_plain_loss_on_sampled_tokens_only(tiny_model):

@@ -22,9 +22,10 @@ def resident_memory_mb(field: str) -> float:
 def measure(folder: str, num_sampled: int) -> dict[str, float]:
     """Train one sequence of a large vocabulary; returns the update's metrics and its memory beyond what was there."""
     import numpy as np
-    from learner_helpers import make_config, make_group, update
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from tests.learner.learner_helpers import make_config, make_group, update
 
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -57,7 +58,7 @@ def measure(folder: str, num_sampled: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("num_sampled", [800, NUM_TOKENS - 1])
 def test_training_at_4k_context_takes_less_memory_than_full_logits(tmp_path, num_sampled):
-    command = [sys.executable, __file__, str(tmp_path), str(num_sampled)]
+    command = [sys.executable, "-m", __name__, str(tmp_path), str(num_sampled)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     metrics = json.loads(run.stdout.splitlines()[-1])

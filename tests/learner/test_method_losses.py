@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_helpers import change, distance, largest, make_config, make_episodes, make_group, update, weights
+from tests.learner.learner_helpers import (
+    distance,
+    gradient,
+    largest,
+    make_config,
+    make_episodes,
+    make_group,
+    update,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -28,15 +30,6 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def ray_cluster():
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    path = str(Path(__file__).parent)
-    ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": path}}, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 def grouped_episodes(num=12):
     """Episodes with a reward on every turn, in groups of three."""
     rng = np.random.default_rng(7)
@@ -45,12 +38,6 @@ def grouped_episodes(num=12):
         episode.rewards.data[:] = rng.normal(size=len(episode.rewards.data)).tolist()
         episode.custom_data["stream_group"] = k // 3
     return episodes
-
-
-def gradient(group, episodes) -> dict[str, np.ndarray]:
-    before = weights(group)
-    update(group, episodes)
-    return {name: -value for name, value in change(before, weights(group)).items()}
 
 
 def sampled_logps(lm, episode) -> torch.Tensor:

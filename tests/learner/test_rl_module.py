@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-from learner_helpers import MODULE, distance, largest, make_config, make_episodes, make_group, update, weights
-
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.logps import sampled_logps
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.adapters import AdaptedWeights
+from tests.learner.learner_helpers import (
+    MODULE,
+    distance,
+    largest,
+    make_config,
+    make_episodes,
+    make_group,
+    update,
+    weights,
+)
 
 ADAM = {"deepspeed": {}, "lr": 1e-2}
 
