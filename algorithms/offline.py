@@ -146,6 +146,11 @@ class OfflineConfig(LLMConfig):
         if self.in_evaluation:
             return
         who = type(self).__name__
+        if self.is_multi_agent:
+            raise ConfigError(
+                f"{who}: one policy is trained, the default one; got {', '.join(sorted(self.policies))}. Leave out "
+                "policies."
+            )
         self._check_at_least(
             num_expert_episodes=1,
             num_expert_workers=0,
