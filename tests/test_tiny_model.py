@@ -23,9 +23,10 @@ from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines.transformers import TransformersEngine
+from rllm_gym.tiny import sources as sources_module
 from rllm_gym.tiny import stages
 from rllm_gym.tiny import train as training
-from rllm_gym.tiny.episodes import Plan
+from rllm_gym.tiny.episodes import ExpertEpisode, Plan
 from rllm_gym.tiny.evaluate import MAX_NEW_TOKENS, TASK_SETS, Score, evaluate, pooled_success
 from rllm_gym.tiny.mistakes import textcraft_mistakes
 from rllm_gym.tiny.renaming import item_words, rename_items
@@ -235,6 +236,26 @@ def test_mistakes_come_and_repeat_as_often_as_asked(sources):
     after_one = [b for e in planted for a, b in itertools.pairwise(e.is_mistake) if a]
     assert 0.2 < np.mean(after_none) < 0.3
     assert 0.55 < np.mean(after_one) < 0.7
+
+
+def test_a_part_of_textcraft_may_have_mistakes_of_its_own(sources):
+    plan = Plan(mistakes_in={"depth_1": (0.5, 0.0)})
+    of_part = {True: [], False: []}
+    for episode in textcraft_episodes(sources, 80, plan):
+        of_part[episode.item_id in sources.textcraft_parts["depth_1"]] += episode.is_mistake
+    assert 0.3 < np.mean(of_part[True]) < 0.6 and not any(of_part[False])
+
+
+def test_slow_worlds_are_played_once_and_their_longest_episodes_left_out(monkeypatch):
+    def play_all(rng):
+        played.append(rng)
+        return [ExpertEpisode(({"role": "user", "content": size * "a"},), (), str(size), 0) for size in (10, 20, 9000)]
+
+    played = []
+    monkeypatch.setattr(sources_module, "webarena_episodes", play_all)
+    web, rng = Sources({"webarena": 1.0}), np.random.default_rng(0)
+    assert {web.draw(rng, Plan(max_chars=15), 0.0).item_id for _ in range(20)} == {"10", "20"}
+    assert len(played) == 1
 
 
 def test_no_task_of_the_eval_split_is_in_the_training_data(sources):

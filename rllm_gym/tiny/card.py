@@ -20,17 +20,18 @@ tags: [reinforcement-learning, textcraft, qwen2]
 # The tiny model
 
 A Qwen2-architecture language model of {num_parameters:,} parameters that half knows how to play TextCraft, and has seen
-BabyAI, SearchQA and SciWorld. It is what `base_model: tiny` means: the quickstart trains it, tests and examples use it,
-and it needs no network. It knows nothing but these worlds, and cannot chat.
+BabyAI, SearchQA, SciWorld, MiniWoB and WebArena. It is what `base_model: tiny` means: the quickstart trains it, tests
+and examples use it, and it needs no network. It knows nothing but these worlds, and cannot chat.
 
 - Architecture: hidden size 256, 4 layers, 4 query heads of 64 and 2 key-value heads, MLP of 512, tied embeddings, RoPE
   with theta 100,000, up to 16,384 positions (the longest episodes it was trained on had about 1,000 tokens).
 - Weights: stored in bfloat16; config.json names float32, so that they load as float32 unless `dtype` says otherwise.
-- Tokenizer: byte-level BPE of {vocab_size:,} tokens from the texts of the four worlds, split and normalised (NFC) as
+- Tokenizer: byte-level BPE of {vocab_size:,} tokens from the texts of the six worlds, split and normalised (NFC) as
   Qwen2's. It holds all 256 bytes, so that any text can be encoded; each digit is a token of its own.
 - Chat template: ChatML, `<|im_start|>{{role}}\\n{{content}}<|im_end|>\\n`, without a default system prompt. A turn ends
   with `<|im_end|>`; padding is `<|endoftext|>`.
-- It has seen each world's own system prompt in some episodes, and none in most: `system_prompt=""` is its best side.
+- It has seen each world's own system prompt in few episodes (of MiniWoB and WebArena in none), and none in most:
+  `system_prompt=""` is its best side.
 
 ## How it was made
 
@@ -45,20 +46,22 @@ Of TextCraft's, {parts}.
    present token (`rllm_gym/tiny/wiring.py`). Found from noise they take millions of tokens.
 2. Reading, {reading_steps} train steps: short episodes, nine tenths of them with the words of item names (TextCraft) or
    proper names and numbers (SearchQA) exchanged by others, drawn anew for each episode, so that copying is what helps.
-3. Practice, {practice_steps} train steps: seven tenths of the episodes under true names. Before each of the
-   expert's turns a mistake begins with a chance of {mistake_rate:g}; it is repeated with a chance of
-   {repeat_rate:g}, each time
-   (while reading: 0.1 and 0.3). In TextCraft a mistake is to look at the inventory, to craft the goal before all is
-   there, or to take a basic item that only other recipes of the list need.
+3. Practice, {practice_steps} train steps: seven tenths of the episodes under true names.
+
+Both are runs of this package's own `SFT` (`rllm_gym/tiny/stages.py`). Before each of the expert's turns a mistake
+begins with a chance of 0.1, and it is repeated with a chance of 0.3, each time; but **in the practice on TextCraft's
+tasks of depth 1, which the quickstart trains, with {mistake_rate:g} and {repeat_rate:g}**. In TextCraft a mistake is to
+look at the inventory, to craft the goal before all is there, or to take a basic item that only other recipes of the
+list need.
 
 The model learns to make the mistakes as it learns everything else. They make tasks neither hopeless nor certain: the
 episodes of one task differ, and a group-relative method finds a signal. **So a part of what reinforcement learning
 gains on this model is that it unlearns planted mistakes.** Whoever shows such a gain should say so, and show the
 held-out tasks beside it.
 
-Settings: seed {seed}, batches of {batch_size} episodes, AdamW at {lr:g} after {warmup_steps} steps of warm-up, falling
-to a twentieth in the practice, bf16 autocast {bf16}, {threads} CPU thread(s). In the loss an action's tokens count 1,
-the world's 0.2. Training took {seconds:.0f} s.
+Settings: seed {seed}, {batch_size} episodes a train step, AdamW at {lr:g} after {warmup_steps} steps of warm-up,
+falling to 0 in the practice, bf16 autocast {bf16}, {threads} CPU thread(s). In the loss an action's tokens count 1, the
+world's 0.2. Training took {seconds:.0f} s.
 
 ## What it can do
 

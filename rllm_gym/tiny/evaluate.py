@@ -6,20 +6,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rllm_gym.envs.babyai.env import BabyAIEnv
 from rllm_gym.envs.babyai.levels import LEVELS
 from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.sciworld.env import SciWorldEnv
 from rllm_gym.envs.sciworld.tasks import load_items
 from rllm_gym.envs.searchqa.env import SearchQAEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
+from rllm_gym.envs.webarena.env import WebArenaEnv
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines import engine_class
 from rllm_gym.tiny.sources import BABYAI_LEVELS, EASY_TURNS, SCIWORLD_TASKS, num_expert_turns
+from rllm_gym.tiny.web import miniwob_config, webarena_config
 from rllm_gym.types import SamplingParams, TaskGroup
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_NEW_TOKENS = 64
 MAX_MODEL_LEN = 3072
-NUM_ENVS = 32
+MAX_NUM_ENVS = 32
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class TaskSet:
         horizon: turns an episode may take.
         group_size: episodes of each task.
         max_tasks: play evenly spread ones only.
+        config: makes further arguments of the world.
+        num_envs: worlds that run at once.
     """
 
     world: type[TextEnv]
@@ -49,9 +54,14 @@ class TaskSet:
     horizon: int = 6
     group_size: int = 1
     max_tasks: int = 1000
+    config: Callable[[], dict[str, Any]] = dict
+    num_envs: int = MAX_NUM_ENVS
+
+    def make_world(self, split: str) -> TextEnv:
+        return self.world(split=split, **{"system_prompt": "", **self.config()})
 
     def item_ids(self) -> list[str]:
-        world = self.world(split=self.split)
+        world = self.make_world(self.split)
         try:
             items = [item_id for item_id in world.item_ids if self.is_member(world, item_id)]
         finally:
@@ -83,6 +93,10 @@ def _is_trained_task(world: TextEnv, item_id: str) -> bool:
     return load_items()[int(item_id.rpartition("_")[2])][0].name in SCIWORLD_TASKS
 
 
+def _is_any(world: TextEnv, item_id: str) -> bool:
+    return True
+
+
 TASK_SETS = {
     "TextCraft depth 1, train": TaskSet(TextCraftEnv, "train", _is_depth(1), group_size=2),
     "TextCraft depth 1, eval": TaskSet(TextCraftEnv, "eval", _is_depth(1), group_size=6),
@@ -93,6 +107,10 @@ TASK_SETS = {
     "SearchQA one hop, eval": TaskSet(SearchQAEnv, "eval", _is_category("one_hop"), group_size=1, max_tasks=100),
     "SearchQA two hops, eval": TaskSet(SearchQAEnv, "eval", _is_category("two_hop"), group_size=1, max_tasks=100),
     "SciWorld 4 short tasks, eval": TaskSet(SciWorldEnv, "eval", _is_trained_task, horizon=12, max_tasks=40),
+    "MiniWoB 15 easy tasks, train": TaskSet(
+        MiniWoBEnv, "train", _is_any, group_size=4, config=miniwob_config, num_envs=8
+    ),
+    "WebArena easy templates, train": TaskSet(WebArenaEnv, "train", _is_any, config=webarena_config, num_envs=8),
 }
 
 
@@ -121,7 +139,7 @@ class Score:
 def make_engine(model: str | Path, name: str = "vllm") -> Engine:
     """Return an engine that holds what an evaluation needs."""
     options = {"kv_cache_memory_bytes": 1 << 29} if name == "vllm" else {}
-    return engine_class(name)(str(model), max_model_len=MAX_MODEL_LEN, max_num_seqs=NUM_ENVS, **options)  # type: ignore[call-arg]
+    return engine_class(name)(str(model), max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_ENVS, **options)  # type: ignore[call-arg]
 
 
 def evaluate(
@@ -155,10 +173,10 @@ def evaluate(
     turns = horizon or tasks.horizon
     start_s = time.monotonic()
     loop = RolloutLoop(
-        lambda index: TokenEnv(tasks.world(split="all", system_prompt=""), tokenizer=str(model)),
+        lambda index: TokenEnv(tasks.make_world("all"), tokenizer=str(model)),
         {"policy": engine},
         module_of=lambda agent_id, episode: "policy",
-        num_envs=NUM_ENVS,
+        num_envs=tasks.num_envs,
         params=SamplingParams(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature),
         max_model_len=MAX_MODEL_LEN,
     )
