@@ -325,7 +325,16 @@ def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypa
 
     def run(folder):
         out = tmp_path / folder
-        training.main(out, seed=3, reading_steps=4, practice_steps=5, batch_size=2, warmup_steps=2, measure=False)
+        training.main(
+            out,
+            seed=3,
+            reading_steps=4,
+            practice_steps=4,
+            mistakes_steps=5,
+            batch_size=2,
+            warmup_steps=2,
+            measure=False,
+        )
         return load_file(out / "model.safetensors")
 
     monkeypatch.setattr(training, "Sources", lambda: Sources({"textcraft": 0.5, "searchqa": 0.5}))
@@ -334,7 +343,7 @@ def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypa
     save, interrupted_after = SFT.save_to_path, ""
     monkeypatch.setattr(SFT, "save_to_path", save_to_path)
     straight = run("straight")
-    interrupted_after = "practice_checkpoints/checkpoint_000003"
+    interrupted_after = "mistakes_checkpoints/checkpoint_000003"
     with pytest.raises(InterruptionError):
         run("interrupted")
     interrupted_after = ""
@@ -350,7 +359,10 @@ def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypa
     assert change.max() > Settings.lr / 2
     assert model.dtype == torch.float32
     assert (tmp_path / "straight" / "model.safetensors").stat().st_size < 2.2 * model.num_parameters()  # two bytes each
-    assert "--seed 3 --reading-steps 4 --practice-steps 5" in (tmp_path / "straight" / "README.md").read_text()
+    assert (
+        "--seed 3 --reading-steps 4 --practice-steps 4 --mistakes-steps 5"
+        in (tmp_path / "straight" / "README.md").read_text()
+    )
     assert ChatTokenizer(tmp_path / "straight").end_of_turn_id == model.config.eos_token_id
     assert not (tmp_path / "straight" / training.WORK).exists()
 

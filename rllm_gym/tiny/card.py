@@ -47,21 +47,22 @@ Of TextCraft's, {parts}.
 2. Reading, {reading_steps} train steps: short episodes, nine tenths of them with the words of item names (TextCraft) or
    proper names and numbers (SearchQA) exchanged by others, drawn anew for each episode, so that copying is what helps.
 3. Practice, {practice_steps} train steps: seven tenths of the episodes under true names.
+4. Mistakes, {mistakes_steps} train steps: the same, but in TextCraft's tasks of depth 1, **which the quickstart
+   trains**, the expert makes many.
 
-Both are runs of this package's own `SFT` (`rllm_gym/tiny/stages.py`). Before each of the expert's turns a mistake
-begins with a chance of 0.1, and it is repeated with a chance of 0.3, each time; but **in the practice on TextCraft's
-tasks of depth 1, which the quickstart trains, with {mistake_rate:g} and {repeat_rate:g}**. In TextCraft a mistake is to
-look at the inventory, to craft the goal before all is there, or to take a basic item that only other recipes of the
-list need.
+All three are runs of this package's own `SFT` (`rllm_gym/tiny/stages.py`). Before each of the expert's turns a mistake
+begins with a chance of 0.1, and it is repeated with a chance of 0.3, each time; in the last step's tasks of depth 1
+with {mistake_rate:g} and {repeat_rate:g}. In TextCraft a mistake is to look at the inventory, to craft the goal before
+all is there, or to take a basic item that only other recipes of the list need.
 
 The model learns to make the mistakes as it learns everything else. They make tasks neither hopeless nor certain: the
 episodes of one task differ, and a group-relative method finds a signal. **So a part of what reinforcement learning
 gains on this model is that it unlearns planted mistakes.** Whoever shows such a gain should say so, and show the
 held-out tasks beside it.
 
-Settings: seed {seed}, {batch_size} episodes a train step, AdamW at {lr:g} after {warmup_steps} steps of warm-up,
-falling to 0 in the practice, bf16 autocast {bf16}, {threads} CPU thread(s). In the loss an action's tokens count 1, the
-world's 0.2. Training took {seconds:.0f} s.
+Settings: seed {seed}, {batch_size} episodes a train step, AdamW at {lr:g} ({mistakes_lr:g} for the mistakes) after
+{warmup_steps} steps of warm-up, falling to 0 in the practice and again in the mistakes, bf16 autocast {bf16}, {threads}
+CPU thread(s). In the loss an action's tokens count 1, the world's 0.2. Training took {seconds:.0f} s.
 
 ## What it can do
 

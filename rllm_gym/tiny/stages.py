@@ -34,14 +34,16 @@ class Stage:
         num_steps: train steps, each with one optimizer step.
         plan: how the experts play.
         renamed_rate: how many of the episodes are under other names.
-        is_falling: let the learning rate fall to 0.
+        lr: AdamW's learning rate, after the warm-up.
+        is_falling: let it fall to 0.
     """
 
     name: str
     num_steps: int
     plan: Plan
     renamed_rate: float
-    is_falling: bool
+    lr: float
+    is_falling: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,24 +51,27 @@ class Settings:
     """What the weights depend on; see the options of `rllm_gym.tiny.train`."""
 
     seed: int = 0
-    reading_steps: int = 450
-    practice_steps: int = 300
+    reading_steps: int = 500
+    practice_steps: int = 550
+    mistakes_steps: int = 120
     mistake_rate: float = 0.5
     repeat_rate: float = 0.6
     batch_size: int = 16
     lr: float = 2e-3
+    mistakes_lr: float = 5e-4
     warmup_steps: int = 40
     bf16: bool = True
     threads: int = 1
 
     @property
-    def stages(self) -> tuple[Stage, Stage]:
-        """Reading, with names exchanged in most episodes; then practice, with many mistakes in the simplest tasks."""
+    def stages(self) -> tuple[Stage, Stage, Stage]:
+        """Reading, with names exchanged in most episodes; practice; then many mistakes in the simplest tasks."""
         plan = Plan(0.1, 0.3, 0.04, max_turns=8, max_chars=1200)  # short episodes, to see many
-        practice = replace(plan, mistakes_in={"depth_1": (self.mistake_rate, self.repeat_rate)})
+        mistakes = replace(plan, mistakes_in={"depth_1": (self.mistake_rate, self.repeat_rate)})
         return (
-            Stage("reading", self.reading_steps, plan, renamed_rate=0.9, is_falling=False),
-            Stage("practice", self.practice_steps, practice, renamed_rate=0.3, is_falling=True),
+            Stage("reading", self.reading_steps, plan, 0.9, self.lr, is_falling=False),
+            Stage("practice", self.practice_steps, plan, 0.3, self.lr),
+            Stage("mistakes", self.mistakes_steps, mistakes, 0.3, self.mistakes_lr),
         )
 
 
@@ -92,7 +97,7 @@ def sft_config(stage: Stage, settings: Settings, *, data: Path, base_model: Path
 
     schedule: dict[str, Any] = {
         "warmup_type": "linear",
-        "warmup_max_lr": settings.lr,
+        "warmup_max_lr": stage.lr,
         "warmup_num_steps": settings.warmup_steps,
     }
     if stage.is_falling:
@@ -103,7 +108,7 @@ def sft_config(stage: Stage, settings: Settings, *, data: Path, base_model: Path
         .rl_module(base_model=str(base_model))
         .env_runners(max_model_len=MAX_TOKENS)
         .training(
-            lr=settings.lr,
+            lr=stage.lr,
             samples_per_step=settings.batch_size,
             weight_decay=0.01,
             adam_betas=(0.9, 0.98),

@@ -114,11 +114,13 @@ def main(
     out: Annotated[Path, typer.Argument(help="Folder to write the model to.")],
     seed: Annotated[int, typer.Option(help="Of the first weights and of all data.")] = Settings.seed,
     reading_steps: Annotated[int, typer.Option(help="Train steps on names exchanged.")] = Settings.reading_steps,
-    practice_steps: Annotated[int, typer.Option(help="Train steps on mistakes, too.")] = Settings.practice_steps,
-    mistake_rate: Annotated[float, typer.Option(help="Chance of a mistake in practice.")] = Settings.mistake_rate,
+    practice_steps: Annotated[int, typer.Option(help="Then on true names, mostly.")] = Settings.practice_steps,
+    mistakes_steps: Annotated[int, typer.Option(help="Then with many mistakes.")] = Settings.mistakes_steps,
+    mistake_rate: Annotated[float, typer.Option(help="Chance of one, in these.")] = Settings.mistake_rate,
     repeat_rate: Annotated[float, typer.Option(help="Chance that it is made again.")] = Settings.repeat_rate,
     batch_size: Annotated[int, typer.Option(help="Episodes of one train step.")] = Settings.batch_size,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = Settings.lr,
+    mistakes_lr: Annotated[float, typer.Option(help="The same, with many mistakes.")] = Settings.mistakes_lr,
     warmup_steps: Annotated[int, typer.Option(help="Steps until it is reached.")] = Settings.warmup_steps,
     bf16: Annotated[bool, typer.Option(help="bf16 autocast: faster where the CPU has it.")] = Settings.bf16,
     threads: Annotated[int, typer.Option(help="CPU threads; more than are idle do harm.")] = Settings.threads,
@@ -132,7 +134,18 @@ def main(
         if not 0 <= rate < 1:
             raise typer.BadParameter(f"{name} must be at least 0 and below 1; got {rate}. Use 0.5.")
     settings = Settings(
-        seed, reading_steps, practice_steps, mistake_rate, repeat_rate, batch_size, lr, warmup_steps, bf16, threads
+        seed=seed,
+        reading_steps=reading_steps,
+        practice_steps=practice_steps,
+        mistakes_steps=mistakes_steps,
+        mistake_rate=mistake_rate,
+        repeat_rate=repeat_rate,
+        batch_size=batch_size,
+        lr=lr,
+        mistakes_lr=mistakes_lr,
+        warmup_steps=warmup_steps,
+        bf16=bf16,
+        threads=threads,
     )
     work = out / WORK
     work.mkdir(parents=True, exist_ok=True)
