@@ -19,6 +19,7 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 from rllm_gym.algorithms.functional import evolution_weight
 from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.sft import SFTLearner
+from rllm_gym.checkpoints import resumed_alike
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
 from rllm_gym.learner.samples import SampleData
 from rllm_gym.rollout.environments import horizon_of
@@ -209,7 +210,7 @@ class AgentEvol(OfflineAlgorithm):
             return []
         by_key = {group.key: group for group in groups}
         found: dict[tuple[int, ...], dict[int, list[EpisodeRecord]]] = defaultdict(lambda: defaultdict(list))
-        for path in {Path(self._earlier_path or self.trajectories_path), self.trajectories_path}:
+        for path in self._stores():
             for record in read_episodes(path) if path.is_dir() else ():
                 group = by_key.get(tuple(record.group))
                 if group is not None and record.train_step == generation and self._is_of(record, group):
@@ -220,6 +221,12 @@ class AgentEvol(OfflineAlgorithm):
             if len(members) == by_key[key].size
             for records in members.values()
         ]
+
+    def _stores(self) -> list[Path]:
+        """Return where the generation's episodes may lie: several resumptions of it may have been killed."""
+        mine = self.trajectories_path
+        alike = (trial / mine.name for trial in resumed_alike(mine.parent))
+        return sorted({mine, Path(self._earlier_path or mine), *alike})
 
     def _is_of(self, record: EpisodeRecord, group: TaskGroup) -> bool:
         name = self.config.environments[group.env_index].name

@@ -108,6 +108,14 @@ def write_origin(trial: Path, checkpoint: CheckpointInfo) -> None:
     (trial / RESUMED_FROM).write_text(json.dumps(content), encoding="utf-8")
 
 
+def resumed_alike(trial: Path) -> list[Path]:
+    """Return the trials that went on from the checkpoint that this one goes on from, itself among them."""
+    origin = _read_json(trial / RESUMED_FROM)
+    if origin is None:
+        return []
+    return sorted(path.parent for path in trial.parent.glob(f"*/{RESUMED_FROM}") if _read_json(path) == origin)
+
+
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from rllm_gym.checkpoints import (
     read_checkpoint,
     read_results,
     resolve_checkpoint,
+    resumed_alike,
     write_manifest,
     write_origin,
 )
@@ -93,3 +94,12 @@ def test_results_of_a_resumed_trial_begin_with_those_it_goes_on_from(tmp_path: P
         (4, "b"),
         (5, "c"),
     ]
+
+
+def test_trials_that_went_on_from_one_checkpoint_are_found(tmp_path: Path) -> None:
+    info = read_checkpoint(make_checkpoint(tmp_path / "a", 0, step=3, saved_at=2.0))
+    other = read_checkpoint(make_checkpoint(tmp_path / "a", 1, step=5, saved_at=3.0))
+    for name, origin in (("b", info), ("c", other), ("d", info)):
+        write_origin(tmp_path / name, origin)  # type: ignore[arg-type]
+    assert resumed_alike(tmp_path / "d") == [tmp_path / "b", tmp_path / "d"]
+    assert resumed_alike(tmp_path / "a") == []

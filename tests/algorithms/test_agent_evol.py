@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rllm_gym.algorithms.agent_evol import AgentEvol, AgentEvolConfig
+from rllm_gym.checkpoints import CheckpointInfo, write_origin
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
@@ -133,6 +134,16 @@ def test_an_interrupted_generation_takes_its_finished_episodes_from_the_store(ti
     assert straight["num_episodes_from_store"] == 0
     for name in ("episode_return_mean", "num_sampled_tokens"):
         assert straight["env_runners"][name] == result["env_runners"][name], name
+
+
+def test_a_generation_that_was_killed_twice_is_looked_for_in_all_its_trials(tmp_path):
+    checkpoint = CheckpointInfo(tmp_path / "first" / "checkpoint_000000", 1, 0.0)
+    for trial in ("second", "third"):
+        write_origin(tmp_path / trial, checkpoint)
+    algo = object.__new__(AgentEvol)
+    algo._storage, algo._logdir = None, str(tmp_path / "third")
+    algo._earlier_path = str(tmp_path / "first" / "trajectories")
+    assert [path.parent.name for path in algo._stores()] == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize(
