@@ -137,6 +137,11 @@ class OfflineConfig(LLMConfig):
     def data_sources(self) -> list[str]:
         return [source for source in (self.data, self.evaluation_data) if source is not None]
 
+    def without_data(self) -> Self:
+        """Forget what is learnt from, for a policy that is only judged; it need not be there any more."""
+        self.data, self.evaluation_data, self.needs_data = None, None, False
+        return self
+
     def validate(self) -> None:
         if not self.has_env_runners:
             self.num_env_runners = 0

@@ -59,6 +59,8 @@ def evaluation_config(
     # Methods that learn from recorded episodes have EnvRunners only where they evaluate.
     config.evaluation_interval, config.num_env_runners = 1, max(1, config.num_env_runners)
     config.save_trajectories = False
+    if hasattr(config, "without_data"):
+        config.without_data()
     try:
         for spec in config.environments:
             make_text_world(spec, **({"split": split} if split else {})).close()

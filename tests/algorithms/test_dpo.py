@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.dpo import DPO, DPOConfig
 from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.evaluation.evaluate import evaluate_checkpoint, evaluation_config
 from rllm_gym.learner.samples import Pair
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 from tests.algorithms.offline_helpers import make_samples, offline_config
@@ -84,7 +86,7 @@ def test_two_learners_change_no_gradient_and_no_reference(tiny_model, ray_cluste
         two.shutdown()
 
 
-def test_it_learns_from_pairs_that_the_initial_policy_samples(tiny_model, build):
+def test_it_learns_from_pairs_that_the_initial_policy_samples(tiny_model, build, tmp_path):
     config = offline_config(
         DPOConfig(), tiny_model, num_sampled_groups=24, group_size=8, beta=0.1, lr=1e-3, num_minibatches=2,
         pairs_within="group", save_trajectories=True, evaluation_interval=15, evaluation_splits=["train"],
@@ -104,6 +106,11 @@ def test_it_learns_from_pairs_that_the_initial_policy_samples(tiny_model, build)
     assert before["margin"] == pytest.approx(0.0, abs=1e-3)
     assert after["train"]["num_episodes"] == 64
     assert not [name for result in results for name in not_finite(result)]
+
+    checkpoint = Path(algo.save_to_path(str(tmp_path / "checkpoint")))
+    algorithm, config = evaluation_config(checkpoint)
+    report = evaluate_checkpoint(checkpoint, algorithm, config, split="train", num_episodes=8, horizon=3, seed=0)
+    assert report["episodes"] == 8
 
 
 def pairs_file(path, count=12):
@@ -143,6 +150,9 @@ def test_a_restored_run_keeps_its_reference_and_goes_on_bit_for_bit(tiny_model, 
             changed.train()
     finally:
         changed.stop()
+
+    (tmp_path / "pairs.json").unlink()
+    evaluation_config(Path(path), env="rllm_gym/TextCraft-v0")[1].validate()  # judging needs no pairs
 
 
 @pytest.mark.parametrize(
