@@ -104,7 +104,7 @@ class SampleMaker:
             ids = turn.action_ids
             is_known = max([*ids, *turn.observation_ids]) < self.chat.vocab_size
             ids = ids[:-1] if ids[-1] == self.chat.end_of_turn_id else ids
-            if not is_known or self.chat.decode(ids) != text:
+            if not is_known or self.chat.decode_action(ids) != text:
                 raise TrajectoryError(
                     f"data: stored ids must be the tokenizer's of base_model; those of episode {record.episode_id} are "
                     "another's. Set retokenize: true to encode the messages anew."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,29 @@ def parse_action(text: str) -> str:
     return text.rpartition("Action:")[2].strip()
 
 
+def restrict(rule: str, option: Any, known: Sequence[Any]) -> frozenset[Any]:
+    """Return what an option lets a world draw from: all that is known, one of these, or some.
+
+    Args:
+        rule: the option's rule for the message, like "TextCraftEnv: depth must be 1, 2, 3 or 4, or a list of these".
+        option: what the caller gave; None is all.
+        known: strings or integers.
+
+    Raises:
+        ConfigError: it holds something else, or nothing.
+    """
+    if option is None:
+        return frozenset(known)
+    values = [option] if isinstance(option, str) or not isinstance(option, Iterable) else list(option)
+    for value in values:
+        if isinstance(value, bool | float) or value not in known:  # 2.0 equals 2
+            hint = f"Did you mean {nearest(value, known)!r}?" if isinstance(known[0], str) else "Correct it."
+            raise ConfigError(f"{rule}; got {option!r}. {hint}")
+    if not values:
+        raise ConfigError(f"{rule}; got {option!r}. Leave it out for all of them.")
+    return frozenset(values)
+
+
 class TextEnv(gymnasium.Env[str, str]):
     """A world of numbered tasks ("items") that is read and acted on in plain text.
 
@@ -48,8 +71,8 @@ class TextEnv(gymnasium.Env[str, str]):
     Args:
         split: "train", "eval" or "all": what a reset without an item id draws from. None is "train", or "all" where
             `item_ids` are given.
-        item_ids: restricts the draws further: a list of item ids ("textcraft_17" or 17), or the path of a JSON file
-            with such a list or with a list of {"item_id": "textcraft_17"} objects.
+        item_ids: restricts the draws further: a list of item ids ("textcraft_17" or 17), or the path of a JSON or JSON
+            Lines file with such ids or with {"item_id": "textcraft_17"} objects.
         system_prompt: replaces the world's instruction; "" means that there is none.
 
     Raises:
@@ -69,6 +92,10 @@ class TextEnv(gymnasium.Env[str, str]):
     ) -> None:
         self.observation_space = UnicodeText(MAX_TEXT_CHARS)
         self.action_space = UnicodeText(MAX_TEXT_CHARS)
+        if not isinstance(system_prompt, str | None):
+            raise ConfigError(
+                f'{self._who}: system_prompt must be a text; got {system_prompt!r}. Put it in quotes; "" is none.'
+            )
         self.system_prompt = self.default_system_prompt if system_prompt is None else system_prompt
         self.split = split if split is not None else "train" if item_ids is None else "all"
         self.is_success = False
@@ -119,6 +146,10 @@ class TextEnv(gymnasium.Env[str, str]):
             ConfigError: an unknown option or item id.
         """
         options = options or {}
+        if not isinstance(options, dict):
+            raise ConfigError(
+                f'{self._who}: reset options must be a dictionary, like {{"item_id": 17}}; got {options!r}. Correct it.'
+            )
         for key in options.keys() - {"item_id"}:
             raise ConfigError(f'{self._who}: the only reset option is "item_id"; got {key!r}. Remove it.')
         item_id = options.get("item_id")
@@ -142,7 +173,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _parse_item_id(self, item_id: Any) -> int:
         digits = str(item_id).removeprefix(f"{self.name}_")
-        if digits.isascii() and digits.isdigit() and int(digits) < self.num_items:
+        # Python refuses to convert thousands of digits.
+        if digits.isascii() and digits.isdigit() and len(digits) < 16 and int(digits) < self.num_items:
             return int(digits)
         raise ConfigError(
             f"{self._who}: an item id is a number from 0 to {self.num_items - 1}, with or without "
@@ -167,15 +199,17 @@ class TextEnv(gymnasium.Env[str, str]):
         return selection
 
     def _read_item_ids(self, item_ids: Sequence[str | int] | str | Path) -> Sequence[Any]:
-        rule = "item_ids must be a list of ids or a JSON file that holds one"
+        rule = "item_ids must be a list of ids, or a JSON or JSON Lines file that holds some"
         rows: Any = item_ids
         if isinstance(item_ids, (str, Path)):
             try:
-                rows = json.loads(Path(item_ids).read_text(encoding="utf-8"))
+                text = Path(item_ids).expanduser().read_text(encoding="utf-8-sig").strip()
+                lines = filter(str.strip, text.split("\n"))
+                rows = json.loads(text if text.startswith("[") else f"[{','.join(lines)}]")
             except (OSError, ValueError) as e:
                 raise ConfigError(
                     f"{self._who}: {rule}; got {str(item_ids)!r}, which cannot be read ({e}). Correct it."
                 ) from e
         if not isinstance(rows, Sequence | np.ndarray) or isinstance(rows, str):
             raise ConfigError(f"{self._who}: {rule}; got {item_ids!r} ({type(rows).__name__}). Correct it.")
-        return [row.get("item_id") if isinstance(row, dict) else row for row in rows]
+        return [row.get("item_id", row) if isinstance(row, dict) else row for row in rows]

@@ -139,6 +139,14 @@ class ChatTokenizer:
         """Return the text of `ids`, special tokens spelt out."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def decode_action(self, ids: Sequence[int]) -> str:
+        """Return what an assistant's turn says.
+
+        Decoded behind another token: the decoders of some tokenizers (Llama-2's) drop a space at the beginning.
+        """
+        before = [self.end_of_turn_id]
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
+
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a plain text has on its own."""
         saved: list[str] = []
@@ -293,7 +301,7 @@ class Conversation:
             )
         sampled = np.asarray(ids, np.int64).tolist()
         self._is_cut = not sampled or sampled[-1] != self.chat.end_of_turn_id
-        text = self.chat.decode(sampled if self._is_cut else sampled[:-1])
+        text = self.chat.decode_action(sampled if self._is_cut else sampled[:-1])
         self.messages.append(_message("assistant", text))
         self._awaits_action = False
         return text

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from tokenizers import decoders
 
 from rllm_gym.errors import ChatTemplateError, ConfigError
 from rllm_gym.models import TINY_MODEL_DIR, resolve_base_model
@@ -238,6 +239,16 @@ def test_an_experts_text_becomes_an_action_whatever_it_begins_with(shape):
     for text in ("Go.", "\n\nGo.\n", "  Go", "", "\n"):
         ids = chat.encode_action(text)
         assert ids[-1] == chat.end_of_turn_id and chat.decode(ids[:-1]) == text
+
+
+def test_a_space_at_the_beginning_of_a_turn_is_kept_where_the_decoder_drops_one():
+    tokenizer = copy.deepcopy(make_tokenizer("chatml"))
+    # As in Llama-2's: a text on its own begins with a space that nobody wrote.
+    backend = tokenizer.backend_tokenizer
+    backend.decoder = decoders.Sequence([backend.decoder, decoders.Strip(" ", 1, 0)])
+    conversation = Conversation(ChatTokenizer(tokenizer))
+    conversation.open(TASK)
+    assert conversation.act(conversation.chat.encode_action("  Go. ")) == "  Go. "
 
 
 def test_of_two_special_tokens_the_longer_one_is_meant():

@@ -14,7 +14,7 @@ from rllm_gym.envs.babyai.actions import CHECK, Offers, offers
 from rllm_gym.envs.babyai.expert import advise
 from rllm_gym.envs.babyai.levels import GROUPS, KEY_IN_BOX, LEVELS, make_level
 from rllm_gym.envs.babyai.view import View, describe, look
-from rllm_gym.envs.base import TextEnv, parse_action
+from rllm_gym.envs.base import TextEnv, parse_action, restrict
 from rllm_gym.errors import ConfigError
 
 NUM_ITEMS = 10_000  # 250 seeds of each level; AgentGym's own data ends at item 899
@@ -118,7 +118,8 @@ class BabyAIEnv(TextEnv):
                 f'BabyAIEnv: render_mode must be None or "rgb_array"; got {render_mode!r}. Choose one of these.'
             )
         self.render_mode = render_mode
-        self._levels = _check_levels(levels)
+        known = range(1, len(LEVELS) + 1)
+        self._levels = restrict(f"BabyAIEnv: levels must be numbers from 1 to {len(LEVELS)}", levels, known)
         self._level: Any = None
         self._view = View([], [])
         self._offers = Offers()
@@ -205,11 +206,3 @@ class BabyAIEnv(TextEnv):
     def _with_actions(self, reply: str) -> str:
         actions = ", ".join(f'"{action}"' for action in self._offers.moves)
         return f"{reply}\nAvailable actions: [{actions}]"
-
-
-def _check_levels(levels: int | Sequence[int] | None) -> frozenset[int]:
-    known = range(1, len(LEVELS) + 1)
-    chosen = known if levels is None else [levels] if isinstance(levels, int) else levels
-    if isinstance(chosen, str) or not chosen or any(isinstance(n, bool) or n not in known for n in chosen):
-        raise ConfigError(f"BabyAIEnv: levels must be numbers from 1 to {len(LEVELS)}; got {levels!r}. Correct them.")
-    return frozenset(chosen)

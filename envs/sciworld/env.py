@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv, parse_action
+from rllm_gym.envs.base import TextEnv, parse_action, restrict
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
 from rllm_gym.envs.sciworld.jvm import World
 from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, TASKS, load_items, split_indices
@@ -105,7 +105,9 @@ class SciWorldEnv(TextEnv):
                 f"Did you mean {nearest(task_set, TASK_SETS)!r}?"
             )
         self.task_set = task_set
-        self._tasks = _check_tasks(tasks)
+        self._tasks = restrict(
+            "SciWorldEnv: tasks must be names of science tasks", tasks, [task.name for task in TASKS]
+        )
         self.num_items = len(load_items())
         self._world: World | None = None
         self._observation = ""
@@ -185,15 +187,3 @@ class SciWorldEnv(TextEnv):
 def _without_reset(command: str) -> str:
     """Return a command, but one that is not understood in place of "reset task", which takes all progress back."""
     return "reset" if "reset" in command.lower() else command  # "reset the task", too
-
-
-def _check_tasks(tasks: str | Sequence[str] | None) -> frozenset[str]:
-    known = [task.name for task in TASKS]
-    chosen = known if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
-    for name in chosen:
-        if name not in known:
-            raise ConfigError(
-                f"SciWorldEnv: tasks must be names of science tasks; got {name!r}. "
-                f"Did you mean {nearest(name, known)!r}?"
-            )
-    return frozenset(chosen)

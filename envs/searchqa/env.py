@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.base import TextEnv, restrict
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
 from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
 from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever
 from rllm_gym.envs.searchqa.scoring import is_exact_match
-from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.errors import ConfigError
 
 MAX_QUERY_CHARS = 1000  # of a search; a longer one is cut
 MAX_TOPK = 10
@@ -113,8 +113,11 @@ class SearchQAEnv(TextEnv):
         system_prompt: str | None = None,
     ) -> None:
         paths = [] if data is None else [data] if isinstance(data, str | Path) else data
+        if not isinstance(paths, Sequence):
+            raise ConfigError(f"SearchQAEnv: data must be a path or a list of paths; got {data!r}. Correct it.")
         self._paths = tuple(str(path) for path in paths)
-        self._datasets = _check_datasets(datasets, self._questions.categories)
+        known = self._questions.categories
+        self._datasets = restrict(f"SearchQAEnv: datasets must be some of {', '.join(known)}", datasets, known)
         if not isinstance(topk, int) or isinstance(topk, bool) or not 1 <= topk <= MAX_TOPK:
             raise ConfigError(f"SearchQAEnv: topk must be from 1 to {MAX_TOPK}; got {topk!r}. Choose one of these.")
         if isinstance(format_reward, bool) or not isinstance(format_reward, float | int) or not 0 <= format_reward < 1:
@@ -202,17 +205,6 @@ class SearchQAEnv(TextEnv):
 
     def _load_retriever(self) -> Retriever:
         """Return the retriever, which all worlds of this process share, so that copies of a world stay small."""
-        if isinstance(self._retriever, str):
-            return load_retriever(self._retriever, **self._retriever_options)
-        return self._retriever
-
-
-def _check_datasets(datasets: str | Sequence[str] | None, known: tuple[str, ...]) -> frozenset[str]:
-    chosen = known if datasets is None else [datasets] if isinstance(datasets, str) else list(datasets)
-    for name in chosen:
-        if name not in known:
-            raise ConfigError(
-                f"SearchQAEnv: datasets must be some of {', '.join(known)}; got {name!r}. "
-                f"Did you mean {nearest(name, known)!r}?"
-            )
-    return frozenset(chosen)
+        if isinstance(self._retriever, Retriever):
+            return self._retriever
+        return load_retriever(self._retriever, **self._retriever_options)

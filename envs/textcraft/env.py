@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv, parse_action
+from rllm_gym.envs.base import TextEnv, parse_action, restrict
 from rllm_gym.envs.textcraft.expert import plan
 from rllm_gym.envs.textcraft.recipes import display, identify, load_book
-from rllm_gym.errors import ConfigError
 
 MAX_DISTRACTORS = 10
 MAX_ACTION_CHARS = 500  # several times the longest command; an answer quotes no more of a text that does not parse
@@ -98,7 +97,9 @@ class TextCraftEnv(TextEnv):
         item_ids: Sequence[str | int] | str | Path | None = None,
         system_prompt: str | None = None,
     ) -> None:
-        self._depths = _check_depths(depth)
+        self._depths = restrict(
+            "TextCraftEnv: depth must be 1, 2, 3 or 4, or a list of these", depth, tuple(EVAL_ITEMS)
+        )
         self.num_items = len(load_book().goals)
         self._goal = ""
         self._inventory: dict[str, int] = {}
@@ -187,20 +188,6 @@ class TextCraftEnv(TextEnv):
                 del self._inventory[item]
         self._inventory[name] = self._inventory.get(name, 0) + recipe.count
         return f"Crafted {recipe.count} {name}"
-
-
-def _check_depths(depth: int | Sequence[int] | None) -> frozenset[int]:
-    if depth is None:
-        return frozenset(EVAL_ITEMS)
-    depths = [depth] if isinstance(depth, int) else depth
-    if (
-        isinstance(depths, (str, bytes))
-        or not isinstance(depths, Sequence)
-        or not depths
-        or any(isinstance(d, bool) or d not in EVAL_ITEMS for d in depths)
-    ):
-        raise ConfigError(f"TextCraftEnv: depth must be 1, 2, 3 or 4, or a list of these; got {depth!r}. Correct it.")
-    return frozenset(depths)
 
 
 @functools.cache

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv, parse_action
+from rllm_gym.envs.base import TextEnv, parse_action, restrict
 from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import WorldError
 
 NUM_ITEMS = 2_000  # 200 games of each level
 NUM_EVAL_ITEMS = 200
@@ -85,7 +85,8 @@ class TextWorldEnv(TextEnv):
         item_ids: Sequence[str | int] | str | Path | None = None,
         system_prompt: str | None = None,
     ) -> None:
-        self._levels = _check_levels(levels)
+        known = range(1, NUM_LEVELS + 1)
+        self._levels = restrict(f"TextWorldEnv: levels must be numbers from 1 to {NUM_LEVELS}", levels, known)
         self._game: Game | None = None
         self._history: list[str] = []  # commands
         self._plan: tuple[str, ...] = ()
@@ -156,11 +157,3 @@ class TextWorldEnv(TextEnv):
         if self._game is not None:
             self._game.close()
         self._game = None
-
-
-def _check_levels(levels: int | Sequence[int] | None) -> frozenset[int]:
-    known = range(1, NUM_LEVELS + 1)
-    chosen = known if levels is None else [levels] if isinstance(levels, int) else levels
-    if isinstance(chosen, str) or not chosen or any(isinstance(n, bool) or n not in known for n in chosen):
-        raise ConfigError(f"TextWorldEnv: levels must be numbers from 1 to {NUM_LEVELS}; got {levels!r}. Correct them.")
-    return frozenset(chosen)

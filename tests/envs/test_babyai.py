@@ -356,7 +356,7 @@ def test_draws_can_be_restricted_to_levels():
     assert BabyAIEnv(levels=26, split="eval").item_ids == ["babyai_9945", "babyai_9985"]
 
 
-@pytest.mark.parametrize("levels", [0, 41, [], [1, True], "1", [2.5]])
+@pytest.mark.parametrize("levels", [0, 41, [], [1, True], "1", [2.5], 2.0])
 def test_other_levels_are_refused(levels):
     with pytest.raises(ConfigError, match=r"^BabyAIEnv: levels must be numbers from 1 to 40; got "):
         BabyAIEnv(levels=levels)

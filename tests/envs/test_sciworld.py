@@ -468,5 +468,7 @@ def test_draws_can_be_restricted_to_tasks():
     assert len(SciWorldEnv(tasks="grow-fruit", split="eval").item_ids) == 31 + 33
     with pytest.raises(ConfigError, match=r"got 'find-anymal'\. Did you mean 'find-animal'"):
         SciWorldEnv(tasks="find-anymal")
+    with pytest.raises(ConfigError, match=r"^SciWorldEnv: tasks must be names of science tasks; got 3\."):
+        SciWorldEnv(tasks=3)
     with pytest.raises(ConfigError, match="some item must be left to draw from"):
         SciWorldEnv(tasks="grow-fruit", task_set="agentgym")

@@ -267,8 +267,13 @@ def test_the_system_prompt_can_be_replaced_and_left_out():
         ({"depth": "1"}, "depth must be .* got '1'"),
         ({"depth": []}, r"depth must be .* got \[\]"),
         ({"depth": [1, 0]}, r"depth must be .* got \[1, 0\]"),
+        ({"depth": 2.0}, "depth must be .* got 2.0"),
+        ({"depth": [[1]]}, r"depth must be .* got \[\[1\]\]"),
+        ({"system_prompt": 3}, "system_prompt must be a text; got 3"),
         ({"item_ids": [544]}, "from 0 to 543.* got 544"),
         ({"item_ids": [-1]}, "from 0 to 543.* got -1"),
+        ({"item_ids": ["9" * 5000]}, "from 0 to 543.* got '9+'"),
+        ({"item_ids": [{"id": 3}]}, "from 0 to 543.* got {'id': 3}"),
         ({"item_ids": [True]}, "from 0 to 543.* got True"),
         ({"item_ids": ["babyai_3"]}, "from 0 to 543.* got 'babyai_3'"),
         ({"item_ids": []}, "some item must be left"),
@@ -283,7 +288,22 @@ def test_a_bad_selection_is_refused_in_one_line(kwargs, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["not json", '{"item_id": 1}', '["textcraft_17", null]', '[{"id": 1}]', "[[1]]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"item_id": "textcraft_17"}\n{"item_id": "textcraft_3"}\n',
+        '\ufeff"textcraft_17"\r\n\r\n3\r\n',
+        '\n[\n  {"item_id": "textcraft_17"},\n  {"item_id": 3}\n]',
+    ],
+    ids=["json lines", "bare ids, mark of the byte order, blank line", "json"],
+)
+def test_items_come_from_json_and_from_json_lines(tmp_path, monkeypatch, text):
+    (tmp_path / "items.jsonl").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert TextCraftEnv(item_ids="~/items.jsonl").item_ids == ["textcraft_17", "textcraft_3"]
+
+
+@pytest.mark.parametrize("text", ["", "not json", '{\n"item_id": 1}', '["textcraft_17", null]', '[{"id": 1}]', "[[1]]"])
 def test_a_bad_file_of_items_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "items.json"
     path.write_text(text)
@@ -291,7 +311,7 @@ def test_a_bad_file_of_items_is_refused_in_one_line(tmp_path, text):
         TextCraftEnv(item_ids=path)
 
 
-@pytest.mark.parametrize("options", [{"item_id": 544}, {"item_id": "clay"}, {"item_id": 1.0}, {"itemid": 17}])
+@pytest.mark.parametrize("options", [{"item_id": 544}, {"item_id": "clay"}, {"item_id": 1.0}, {"itemid": 17}, [17]])
 def test_bad_reset_options_are_refused_and_leave_the_episode_alone(options):
     env = env_at(17)
     env.step("get 4 clay ball")
