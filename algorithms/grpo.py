@@ -21,6 +21,9 @@ from rllm_gym.algorithms.group_method import GroupLearner, GroupMethod, GroupMet
 from rllm_gym.errors import ConfigError, nearest
 
 PRESETS: dict[str, dict[str, Any]] = {
+    # Shao et al. 2024, arXiv:2402.03300, eq. 3 and section 4.2 (the KL's weight); the clip range is PPO's.
+    "grpo": {"normalize_std": True, "loss_average": "sequences", "clip_low": 0.2, "clip_high": 0.2}
+    | {"kl_coeff": 0.04, "kl_kind": "k3", "kl_in": "loss"},
     # Liu et al. 2025, arXiv:2503.20783, section 3: neither of the two divisions that favour long wrong answers and easy
     # tasks; the clip range is PPO's.
     "dr_grpo": {"normalize_std": False, "loss_average": "constant", "clip_high": 0.2},
@@ -60,7 +63,7 @@ class GRPOConfig(GroupMethodConfig):
     def training(
         self,
         *,
-        preset: Literal["dr_grpo", "dapo", "gspo", "gigpo"] | None = NotProvided,
+        preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "gigpo"] | None = NotProvided,
         normalize_std: bool = NotProvided,
         loss_average: Literal["tokens", "sequences", "constant"] = NotProvided,
         ratio_level: Literal["token", "sequence"] = NotProvided,
@@ -72,7 +75,8 @@ class GRPOConfig(GroupMethodConfig):
         """Set the method's own options.
 
         Args:
-            preset: sets the options of a method that grew from GRPO (see `PRESETS`); options given beside it win.
+            preset: sets the options of GRPO as published, or of a method that grew from it (see `PRESETS`); options
+                given beside it win.
             normalize_std: divide advantages by their group's standard deviation.
             loss_average: what the surrogate is averaged over: `tokens` of the train step, `sequences` and each one's
                 tokens, or `constant`: a sum over tokens, divided by sequences times `max_model_len`. The KL and entropy
