@@ -104,7 +104,7 @@ def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, ve
         reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {run}")
         if resumed:
             reporter.say(f"resuming {resumed.path} at train step {resumed.training_iteration}")
-        with _ending_on_signals(stopper, reporter):
+        with ending_on_signals(stopper, reporter):
             analysis = tune.run(
                 checked.algorithm,
                 name=experiment.name,
@@ -153,14 +153,14 @@ def _is_met(stopper: StopWhen, results: list[dict[str, Any]]) -> bool:
 
 
 @contextlib.contextmanager
-def _ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator[None]:
+def ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator[None]:
     """End after the running train step on the first SIGINT or SIGTERM; at once on the second."""
 
     def handle(number: int, frame: Any) -> None:
         if stopper.is_asked:
             raise KeyboardInterrupt
         stopper.is_asked = True
-        reporter.say("ending after this train step, with a checkpoint; once more ends at once, without one")
+        reporter.say_soon("ending after this train step, with a checkpoint; once more ends at once, without one")
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -56,6 +56,7 @@ class ProgressReporter(Callback):
     def __init__(self, console: Console, *, last_step: int | None, num_trials: int, first_step: int = 0) -> None:
         self._console, self._last_step, self._num_trials = console, last_step, num_trials
         self.num_active = 0
+        self._waiting: list[str] = []
         self._steps: dict[str, int] = {}
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -74,11 +75,19 @@ class ProgressReporter(Callback):
         """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def say_soon(self, text: str) -> None:
+        """Have Tune's loop print a line: where a signal handler interrupts `say`, printing would repeat that line."""
+        self._waiting.append(text)
+
     def setup(self, **info: Any) -> None:
         self._progress.start()
 
     def close(self) -> None:
         self._progress.stop()
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        while self._waiting:
+            self.say(self._waiting.pop(0))
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self.num_active += 1

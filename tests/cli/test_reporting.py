@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rllm_gym.cli.launch import StopWhen, describe_error, describe_summary
+from rllm_gym.cli.launch import StopWhen, describe_error, describe_summary, ending_on_signals
 from rllm_gym.cli.progress import ProgressReporter, step_line
 from rllm_gym.cli.ray_session import check_capacity
 from rllm_gym.cli.summary import draw_curve, write_summary
@@ -170,6 +172,23 @@ def test_asked_to_end_running_trials_end_with_a_result_and_waiting_ones_at_once(
     stopper.reporter.num_active = 0
     assert stopper.stop_all()
     assert pickle.loads(pickle.dumps(stopper)).is_asked
+
+
+def test_a_signal_in_the_middle_of_a_line_repeats_no_line() -> None:
+    class InterruptedFile(io.StringIO):
+        def flush(self) -> None:
+            if not stopper.is_asked:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    file, stopper = InterruptedFile(), StopWhen({})
+    reporter = ProgressReporter(Console(file=file, width=200), last_step=2, num_trials=1)
+    with ending_on_signals(stopper, reporter):
+        reporter.say("step 1/2")
+        assert stopper.is_asked
+        reporter.on_step_begin(1, [])
+        reporter.on_step_begin(2, [])
+    first, second = file.getvalue().splitlines()
+    assert (first, second[:28]) == ("step 1/2", "ending after this train step")
 
 
 def test_an_error_shows_its_last_exception_first(tmp_path: Path) -> None:
