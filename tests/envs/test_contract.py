@@ -1,5 +1,6 @@
 """What every registered world promises, at the text level, driven by its own expert."""
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -26,12 +27,12 @@ QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252
 QUICK_ITEMS["rllm_gym/TextWorld-v0"] = [1, 2, 3, 11, 12, 13, 1801, 1802]  # each is made anew in every process
 NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
 
-NUM_RESETS["rllm_gym/MiniWoB-v0"] = 100
+NUM_RESETS["rllm_gym/MiniWoB-v0"] = 50
 BOUND["rllm_gym/MiniWoB-v0"] = 1.5e9
 QUICK_ITEMS["rllm_gym/MiniWoB-v0"] = [
     f"miniwob_{task}" for task in ("click-tab", "enter-text", "find-word", "read-table")
 ]
-NUM_RESETS["rllm_gym/WebArena-v0"] = 100
+NUM_RESETS["rllm_gym/WebArena-v0"] = 50
 BOUND["rllm_gym/WebArena-v0"] = 1.5e9
 QUICK_ITEMS["rllm_gym/WebArena-v0"] = [0, 6, 24, 30, 91, 244, 307, 331, 336, 357]
 pytestmark = pytest.mark.parametrize("env_id", IDS)
@@ -200,7 +201,11 @@ def test_resets_grow_memory_by_under_a_kilobyte_each(env_id):
 
     if env_id in BOUND:
         play(num_resets)
-        assert sum(child.memory_info().rss for child in psutil.Process().children(recursive=True)) < BOUND[env_id]
+        used = 0
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a browser ends some of its processes at any time
+                used += child.memory_info().rss
+        assert 50e6 < used < BOUND[env_id]
     else:
         play(500)
         before = anonymous_kb()
