@@ -35,13 +35,16 @@ except ModuleNotFoundError as e:
 __all__ = ["Browser", "PlaywrightError", "PlaywrightTimeoutError", "find_chromium"]
 
 BROWSER_VARIABLE = "RLLM_GYM_CHROMIUM"  # the path of a browser to use
-SYSTEM_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
-PLAYWRIGHT_BUILDS = (
+# The headless shell comes first: a window of the whole browser takes twice the CPU time and more memory.
+SYSTEM_NAMES = (
+    "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome",
+)  # fmt: skip
+PLAYWRIGHT_BUILDS = (  # of builds with the same number the last one is taken
     "chromium-*/chrome-linux*/chrome",
     "chromium-*/chrome-mac*/*.app/Contents/MacOS/*",
     "chromium_headless_shell-*/*/*headless*shell",
 )
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 120.0  # a call that bounds every wait inside it by less takes so long only if the browser hangs
 PROBE_S = 10.0  # how long the browser may take to say that it is there
 DEAD_PROXY = "http://127.0.0.1:9"  # the discard port, where nothing answers
@@ -79,8 +82,8 @@ def find_chromium(path: str | None = None) -> str:
         if found and Path(found).is_file():
             return str(found)
     raise ConfigError(
-        "Web environments need a Chromium browser; found none. Run 'apt-get install chromium' as root on Debian, or "
-        f"'playwright install chromium' elsewhere, or set {BROWSER_VARIABLE} to the path of one."
+        "Web environments need a Chromium browser; got none. Run 'apt-get install chromium-headless-shell' as root on "
+        f"Debian, or 'playwright install chromium' elsewhere, or set {BROWSER_VARIABLE} to the path of one."
     )
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rllm_gym.envs.web.browser import find_chromium
 from rllm_gym.errors import ConfigError
 
+DEBIANS = [["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium-headless-shell"]]
 
-def commands() -> list[list[str]]:
-    """Return what gets a browser here: Debian's package as root on Debian, else Playwright's own build."""
-    if Path("/etc/debian_version").exists() and os.geteuid() == 0 and shutil.which("apt-get"):
-        return [["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]]
-    return [[sys.executable, "-m", "playwright", "install", "chromium"]]
+
+def ways() -> list[list[list[str]]]:
+    """Return what may get a browser here, as commands: Debian's package as root on Debian; Playwright's own build."""
+    playwrights = [[sys.executable, "-m", "playwright", "install", "chromium"]]
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        if _system() == "debian":
+            return [DEBIANS, playwrights]
+        playwrights[0].insert(-1, "--with-deps")  # Ubuntu, whose own package is no browser; it installs libraries, too
+    return [playwrights]
 
 
 def main() -> None:
@@ -26,11 +31,18 @@ def main() -> None:
         print(f"web: the browser is {find_chromium()}")
         return
     except ConfigError:
-        todo = commands()
-    if all(_run(command) for command in todo):
+        todo = ways()
+    if any(all(_run(command) for command in commands) for commands in todo):
         print(f"web: the browser is {find_chromium()}")
     else:
-        print(f"web: no browser could be installed. For the web environments, run: {_shell(todo)}")
+        print(f"web: no browser could be installed. For the web environments, run: {_shell(todo[0])}")
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release()["ID"]
+    except OSError:  # no Linux
+        return ""
 
 
 def _run(command: Sequence[str]) -> bool:

@@ -203,11 +203,17 @@ class Tab:
         if self.page.url.startswith(ERROR_PAGE):
             self.title, self.nodes = "", [Node(1, "RootWebArea", "The page could not be opened")]
             return self.nodes
-        raw = (await self._send("Accessibility.getFullAXTree"))["nodes"]
-        for frame_id in _child_frames((await self._send("Page.getFrameTree"))["frameTree"]):
+        # Asked for at once and answered in this order: the tree brings the page's layout up to date, and a snapshot
+        # takes what there is.
+        tree, frames, snapshot = await asyncio.gather(
+            self._send("Accessibility.getFullAXTree"),
+            self._send("Page.getFrameTree"),
+            self._send("DOMSnapshot.captureSnapshot", computedStyles=[]),
+        )
+        raw = tree["nodes"]
+        for frame_id in _child_frames(frames["frameTree"]):
             raw += await self._read_frame(frame_id, raw)
-        # After the tree, which brings the page's layout up to date; a snapshot takes what there is.
-        self.layout = read_layout(await self._send("DOMSnapshot.captureSnapshot", computedStyles=[]))
+        self.layout = read_layout(snapshot)
         self.nodes = read_tree(raw, self._number, self.layout)
         self.title = self.nodes[0].name if self.nodes else ""
         return self.nodes

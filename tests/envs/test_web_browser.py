@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from tests.envs.web_site import SITES, Site
 
 NUM_WINDOWS = 16
 TIMEOUT_S = 120.0
+SHELLS = ("sh", "dash", "bash")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,8 @@ def chromiums():
 
 
 def main_process():
-    return next(p for p in chromiums() if "--type=" not in " ".join(p.cmdline()))
+    # Not a script that starts it, as Debian's packages have.
+    return next(p for p in chromiums() if "--type=" not in " ".join(p.cmdline()) and Path(p.exe()).name not in SHELLS)
 
 
 # Finding one.
@@ -79,18 +82,54 @@ def test_a_given_path_comes_first_then_playwrights_own_then_the_systems(tmp_path
             find_chromium(wrong)
 
 
-def test_a_browser_is_installed_as_the_machine_allows(tmp_path, monkeypatch, capsys):
+def test_the_headless_shell_comes_before_the_whole_browser(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "playwright"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv(browser.BROWSER_VARIABLE, raising=False)
+    executable(tmp_path / "bin" / "chromium")
+    shell = executable(tmp_path / "bin" / "chromium-headless-shell")
+    assert find_chromium() == shell
+    executable(tmp_path / "playwright" / "chromium-1255" / "chrome-linux64" / "chrome")
+    folder = tmp_path / "playwright" / "chromium_headless_shell-1255" / "chrome-headless-shell-linux64"
+    shell = executable(folder / "chrome-headless-shell")
+    assert find_chromium() == shell
+
+
+@pytest.mark.parametrize(
+    ("system", "user", "commands"),
+    [
+        ("debian", 0, ["apt-get update", "apt-get install chromium-headless-shell", "playwright install chromium"]),
+        ("debian", 1000, ["playwright install chromium"]),
+        ("ubuntu", 0, ["playwright install --with-deps chromium"]),
+        ("", 0, ["playwright install chromium"]),
+    ],
+)
+def test_a_browser_is_installed_as_the_machine_allows(system, user, commands, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if system:
+        executable(tmp_path / "apt-get")
+    monkeypatch.setattr(install, "_system", lambda: system)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    found = [" ".join(command) for way in install.ways() for command in way]
+    found = [command.replace(f"{sys.executable} -m ", "").replace(" -y", "").replace(" -qq", "") for command in found]
+    assert found == commands
+
+
+def test_where_one_way_to_a_browser_fails_the_next_is_tried(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    executable(tmp_path / "bin" / "apt-get")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert install.commands() == [[sys.executable, "-m", "playwright", "install", "chromium"]]
-    monkeypatch.setattr(install, "commands", lambda: [[str(tmp_path / "bin" / "apt-get")], ["/bin/false"]])
+    monkeypatch.delenv(browser.BROWSER_VARIABLE, raising=False)
+    failing, chromium = "/bin/false", tmp_path / "bin" / "chromium"
+    monkeypatch.setattr(install, "ways", lambda: [[["/bin/true"], [failing]], [[failing]]])
     install.main()
-    assert f"run: {tmp_path / 'bin' / 'apt-get'} && /bin/false" in capsys.readouterr().out
-    executable(tmp_path / "bin" / "chromium")
+    assert f"no browser could be installed. For the web environments, run: /bin/true && {failing}" in (
+        capsys.readouterr().out
+    )
+    copy = ["/bin/cp", executable(tmp_path / "given"), str(chromium)]
+    chromium.parent.mkdir()
+    monkeypatch.setattr(install, "ways", lambda: [[[failing]], [copy]])
     install.main()
-    assert f"the browser is {tmp_path / 'bin' / 'chromium'}" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(f"the browser is {chromium}\n")
 
 
 # Sharing it.
