@@ -184,17 +184,20 @@ class TrajectoryWriter:
     def _read_manifest(self) -> dict[str, int]:
         try:
             manifest = json.loads((self.folder / MANIFEST).read_text())
+            version = manifest["schema_version"]
+            shards = manifest["shards"] if version == SCHEMA_VERSION else []
+            known = {shard["name"]: shard["num_records"] for shard in shards}
         except FileNotFoundError:
             return {}
-        except ValueError:
+        except (ValueError, LookupError, TypeError):
             logger.warning("TrajectoryWriter: %s is damaged; it is made again from the files", self.folder / MANIFEST)
             return {}
-        if manifest["schema_version"] != SCHEMA_VERSION:
+        if version != SCHEMA_VERSION:
             raise TrajectoryError(
-                f"TrajectoryWriter: schema_version must be {SCHEMA_VERSION}; got {manifest['schema_version']!r} in "
+                f"TrajectoryWriter: schema_version must be {SCHEMA_VERSION}; got {version!r} in "
                 f"{self.folder / MANIFEST}. Use another folder, or the rllm-gym release that wrote this one."
             )
-        return {shard["name"]: shard["num_records"] for shard in manifest["shards"]}
+        return known
 
     def _write_manifest(self) -> None:
         """List the sealed shards. The open one's count would be out of date with the next append."""

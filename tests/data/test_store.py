@@ -76,11 +76,12 @@ def test_the_manifest_counts_sealed_records_and_reading_needs_none(tmp_path):
     assert [(shard["name"], shard["num_records"]) for shard in manifest["shards"]] == [
         (f"episodes-00000{index}.jsonl.zst", 1) for index in range(3)
     ]
-    (tmp_path / "manifest.json").write_text("{torn")
-    assert seeds(tmp_path) == [0, 1, 2]
-    with TrajectoryWriter(tmp_path) as writer:
-        assert writer.num_records == 3
-    assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
+    for damaged in ("{torn", "", "[]", '{"shards": []}', '{"schema_version": 1, "shards": [3]}'):
+        (tmp_path / "manifest.json").write_text(damaged)
+        assert seeds(tmp_path) == [0, 1, 2]
+        with TrajectoryWriter(tmp_path) as writer:
+            assert writer.num_records == 3
+        assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
 
 
 def test_a_closed_folder_is_continued_in_order(tmp_path):
