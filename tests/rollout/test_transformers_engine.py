@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,28 +12,11 @@ from transformers import AutoModelForCausalLM
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.engines import engine_class
 from rllm_gym.rollout.engines.transformers import TransformersEngine, sampled_logp
-from rllm_gym.types import CompletionRequest, SamplingParams
+from rllm_gym.types import SamplingParams
+from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
 
 PROMPT = list(range(60, 80))
-
-
-def request(name, *, prompt=PROMPT, stop_ids=(), seed=0, **params):
-    return CompletionRequest(name, prompt, stop_ids, SamplingParams(**{"max_new_tokens": 6, **params}), seed)
-
-
-def run(engine, *requests):
-    for r in requests:
-        engine.submit(r)
-    done = {}
-    while len(done) < len(requests):
-        done |= {c.request_id: c for c in engine.step()}
-    return [done[r.request_id] for r in requests]
-
-
-def until_something_ends(engine):
-    while not (done := engine.step()):
-        pass
-    return done
+request = partial(make_request, prompt=PROMPT)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +27,6 @@ def model(tiny_model):
 @pytest.fixture
 def engine(tiny_model):
     return TransformersEngine(str(tiny_model))
-
-
-def forward_logp(model, prompt, token_ids, temperature=1.0):
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
-    logp = (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-    return logp[torch.arange(len(token_ids)), torch.as_tensor(token_ids)].numpy()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -136,7 +114,7 @@ def test_an_aborted_request_never_finishes(engine):
 
 def test_a_prompt_without_room_is_refused(tiny_model):
     engine = TransformersEngine(str(tiny_model), max_model_len=24)
-    with pytest.raises(ConfigError, match="must fit in 24 tokens; got 26"):
+    with pytest.raises(ConfigError, match="must fit in 24 tokens; got 28"):
         engine.submit(request("long"))
     with pytest.raises(ConfigError, match="at most max_position_embeddings, 512; got 4096"):
         TransformersEngine(str(tiny_model), max_model_len=4096)

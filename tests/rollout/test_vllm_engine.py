@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import ModuleType
 
 import llvmlite.binding  # noqa: F401  vLLM must start beside it: numba loads it
@@ -13,9 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.engines.vllm import VLLMEngine
-from rllm_gym.types import CompletionRequest, SamplingParams
+from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
 
 PROMPT = [(7 * i) % 200 + 20 for i in range(70)]  # two cache blocks of 32 and a bit
+request = partial(make_request, prompt=PROMPT)
 
 
 class _Lazy:
@@ -28,19 +30,6 @@ class _Lazy:
 # vLLM must start beside it.
 sys.modules["tests_lazy_library"] = ModuleType("tests_lazy_library")
 sys.modules["tests_lazy_library"].part = _Lazy()  # type: ignore[attr-defined]
-
-
-def request(name, *, prompt=PROMPT, stop_ids=(), seed=0, **params):
-    return CompletionRequest(name, prompt, stop_ids, SamplingParams(**{"max_new_tokens": 8, **params}), seed)
-
-
-def run(engine, *requests):
-    for r in requests:
-        engine.submit(r)
-    done = {}
-    while len(done) < len(requests):
-        done |= {c.request_id: c for c in engine.step()}
-    return [done[r.request_id] for r in requests]
 
 
 def make_engine(folder):
@@ -64,13 +53,6 @@ def engine(shared_engine, models):
     """The engine with model 0's weights and an empty cache, whatever the test before has done."""
     shared_engine.load_weights(dict(models[0].state_dict()), policy_version=0)
     return shared_engine
-
-
-def forward_logp(model, prompt, token_ids, temperature=1.0):
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
-    logp = (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-    return logp[torch.arange(len(token_ids)), torch.as_tensor(token_ids)].numpy()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -127,9 +109,8 @@ def test_a_request_that_is_running_goes_on_with_the_new_weights_alone(engine, mo
     engine.step()
     engine.step()
     engine.load_weights(dict(models[1].state_dict()), policy_version=1)
-    while not (done := engine.step()):
-        pass
-    token_ids, logp = done[0].token_ids, done[0].logp
+    [midway] = until_something_ends(engine)
+    token_ids, logp = midway.token_ids, midway.logp
     old, new = (forward_logp(model, PROMPT, token_ids) for model in models)
     switch = next(i for i in range(8) if abs(logp[i] - old[i]) > 1e-3)
     assert 1 <= switch <= 2
@@ -156,9 +137,7 @@ def test_an_aborted_request_never_finishes(engine):
     engine.step()
     engine.abort("dropped")
     engine.abort("unknown")
-    while not (done := engine.step()):
-        pass
-    assert [c.request_id for c in done] == ["kept"]
+    assert [c.request_id for c in until_something_ends(engine)] == ["kept"]
     assert engine.step() == []
 
 
