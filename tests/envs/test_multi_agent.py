@@ -1,16 +1,12 @@
 """TextMultiAgentEnv and its toy, against RLlib's own checks."""
 
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from toy_multi_agent import PassTheWord, score
-
 from rllm_gym.envs.multi_agent import TextMultiAgentEnv
 from rllm_gym.errors import ConfigError
+from tests.envs.toy_multi_agent import PassTheWord, score
 
 
 def word(observation):
