@@ -360,9 +360,9 @@ class LLMConfig(AlgorithmConfig):
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "
                 f"{self.max_new_tokens} and {self.max_model_len}. Raise max_model_len."
             )
-        if not isinstance(self.lr, (int, float)):
+        if isinstance(self.lr, bool) or not isinstance(self.lr, (int, float)) or not 0 <= self.lr < float("inf"):
             raise ConfigError(
-                f"{who}: lr must be a number; got {self.lr!r}. For a schedule set deepspeed: "
+                f"{who}: lr must be a number of at least 0; got {self.lr!r}. For a schedule set deepspeed: "
                 f"{{scheduler: {{type: WarmupLR, ...}}}}."
             )
 

@@ -35,6 +35,7 @@ class TrajectoryError(RllmGymError, ValueError):
 
 def nearest(got: object, known: Iterable[str]) -> str:
     """Return the known name most like `got`, for messages about unknown ones."""
-    from rapidfuzz import process  # only an error needs it
+    from rapidfuzz import fuzz, process  # only an error needs it
 
-    return process.extractOne(str(got), sorted(known))[0]
+    # By the whole name: fuzz.WRatio, the default, takes PPO for the nearest to GRPPO, of which it is a part.
+    return process.extractOne(str(got), sorted(known), scorer=fuzz.ratio, processor=str.lower)[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 from rllm_gym.cli.experiment import Experiment
 from rllm_gym.cli.options import import_object, option_hints, takes_object, type_fault, unknown_option
+from rllm_gym.cli.passed_on import passed_on_faults
 from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
 from rllm_gym.cli.sweeps import candidates, combinations, find_samplers, is_sampler, make_scheduler, sampler_fault
 from rllm_gym.errors import ConfigError, nearest
@@ -195,8 +196,11 @@ def _value_faults(experiment: Experiment, name: str, value: Any, hint: Any) -> l
     if faults:
         return faults
     values = candidates(*next(iter(value.items()))) if is_sampler(value) else [value]
-    reasons = [type_fault(name, candidate, hint) for candidate in values]
-    return [source.fault(("config", name), reason) for reason in dict.fromkeys(filter(None, reasons))]
+    found: list[tuple[KeyPath, str]] = []
+    for candidate in values:
+        reason = type_fault(name, candidate, hint)
+        found += [((name,), reason)] if reason else passed_on_faults(name, candidate)
+    return [source.fault(("config", *path), reason) for path, reason in dict.fromkeys(found)]
 
 
 def _with_objects(value: Any, hint: Any) -> Any:

@@ -105,7 +105,7 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
     config = dict(spec.get("config") or {}) if isinstance(spec.get("config") or {}, dict) else {}
     for key in config:
         if not isinstance(key, str):
-            fault(("config", key), f"config: a key must be text; got {key!r}.")
+            fault(("config", str(key)), f"config: a key must be text; got {key!r}.")
     env = _single_env(spec, config, source, faults)
     if spec.get("run") is None:
         fault((), "`run` is missing: the algorithm, for example `run: GRPO`.")

@@ -45,7 +45,7 @@ def option_hints(config: AlgorithmConfig) -> dict[str, Any]:
                 for parameter in inspect.signature(function).parameters.values():
                     # A default other than this marks what RLlib has deprecated.
                     if parameter.default is NotProvided and hasattr(config, parameter.name):
-                        hints.setdefault(parameter.name, _evaluate(parameter.annotation, function))
+                        hints.setdefault(parameter.name, evaluate(parameter.annotation, function.__globals__))
     return {name: hint for name, hint in hints.items() if name not in POINTERS and not name.startswith("_")}
 
 
@@ -56,14 +56,14 @@ class _Names(dict):
         return Any
 
 
-def _evaluate(annotation: Any, function: Callable[..., Any]) -> Any:
+def evaluate(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """Return the type that an annotation, which may be text, stands for among `names`."""
     if annotation is inspect.Parameter.empty:
         return Any
     holder = types.SimpleNamespace(__annotations__={"value": annotation})
-    names = _Names({**vars(builtins), **function.__globals__})
     try:
-        return typing.get_type_hints(holder, globalns=function.__globals__, localns=names)["value"]
-    except (NameError, TypeError):
+        return typing.get_type_hints(holder, globalns=dict(names), localns=_Names({**vars(builtins), **names}))["value"]
+    except (NameError, TypeError, AttributeError):
         return Any
 
 

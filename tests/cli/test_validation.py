@@ -75,6 +75,78 @@ CASES = {
         "temperature: '1.0'",
         "x.yaml:8: config.temperature must be a number; got '1.0'.",
     ),
+    "learning rate below 0": (
+        "groups_per_step: 2",
+        "lr: -1e-4",
+        "x.yaml:8: GRPOConfig: lr must be a number of at least 0; got -0.0001. For a schedule set deepspeed: "
+        "{scheduler: {type: WarmupLR, ...}}.",
+    ),
+    "option that vLLM has not": (
+        "groups_per_step: 2",
+        "engine_options:\n      enforce_eager: true\n      gpu_memory_utilisation: 0.5",
+        "x.yaml:10: config.engine_options: unknown key 'gpu_memory_utilisation'; did you mean "
+        "'gpu_memory_utilization'?",
+    ),
+    "option of vLLM of a wrong type": (
+        "groups_per_step: 2",
+        "engine_options: {gpu_memory_utilization: most}",
+        "x.yaml:8: config.engine_options.gpu_memory_utilization must be a number; got 'most'.",
+    ),
+    "option of vLLM that is set elsewhere": (
+        "groups_per_step: 2",
+        "engine_options: {max_num_seqs: 8}",
+        "x.yaml:8: config.engine_options.max_num_seqs is not used here; the sampler sets it.",
+    ),
+    "section that DeepSpeed has not": (
+        "groups_per_step: 2",
+        "deepspeed:\n      zero_optimisation: {overlap_comm: true}",
+        "x.yaml:9: config.deepspeed: unknown key 'zero_optimisation'; did you mean 'zero_optimization'?",
+    ),
+    "key that ZeRO has not, in a sweep": (
+        "groups_per_step: 2",
+        "deepspeed:\n      zero_optimization:\n        overlap_com: {grid_search: [true, false]}",
+        "x.yaml:10: config.deepspeed.zero_optimization: unknown key 'overlap_com'; did you mean 'overlap_comm'?",
+    ),
+    "ZeRO's stage in two places": (
+        "groups_per_step: 2",
+        "deepspeed: {zero_optimization: {stage: 3}}",
+        "x.yaml:8: config.deepspeed.zero_optimization.stage is not used here; use `zero_stage`.",
+    ),
+    "option of DeepSpeed of a wrong type": (
+        "groups_per_step: 2",
+        "deepspeed: {gradient_clipping: high}",
+        "x.yaml:8: config.deepspeed.gradient_clipping must be a number; got 'high'.",
+    ),
+    "schedule that DeepSpeed has not": (
+        "groups_per_step: 2",
+        "deepspeed: {scheduler: {type: WarmupRL, params: {warmup_num_steps: 5}}}",
+        "x.yaml:8: config.deepspeed.scheduler.type: unknown schedule 'WarmupRL'; did you mean 'WarmupLR'?",
+    ),
+    "parameter that a schedule has not": (
+        "groups_per_step: 2",
+        "deepspeed: {scheduler: {type: WarmupLR, params: {warmup_steps: 5}}}",
+        "x.yaml:8: config.deepspeed.scheduler.params: unknown key 'warmup_steps'; did you mean 'warmup_num_steps'?",
+    ),
+    "option that LoRA has not": (
+        "groups_per_step: 2",
+        "lora: {r: 8, lora_alfa: 16}",
+        "x.yaml:8: config.lora: unknown key 'lora_alfa'; did you mean 'lora_alpha'?",
+    ),
+    "rank of LoRA of a wrong type": (
+        "groups_per_step: 2",
+        "lora: {r: many}",
+        "x.yaml:8: config.lora.r must be a whole number; got 'many'.",
+    ),
+    "algorithm that contains another's name": (
+        "run: GRPO",
+        "run: GRPPO",
+        "x.yaml:2: run: no algorithm has this name; got 'GRPPO'. Did you mean 'GRPO'?",
+    ),
+    "algorithm in lower case": (
+        "run: GRPO",
+        "run: ppo",
+        "x.yaml:2: run: no algorithm has this name; got 'ppo'. Did you mean 'PPO'?",
+    ),
     "truth for a count": (
         "groups_per_step: 2",
         "group_size: true",

@@ -9,6 +9,9 @@ from collections.abc import Collection, Iterable
 from rllm_gym.errors import ConfigError
 from rllm_gym.types import Engine
 
+VLLM_FIXED_OPTIONS = {  # what VLLMEngine relies on, or takes as arguments of its own
+    "model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "skip_tokenizer_init", "logprobs_mode",
+}  # fmt: skip
 _ENGINES = {
     "scripted": ("rllm_gym.rollout.engines.scripted", "ScriptedEngine"),
     "transformers": ("rllm_gym.rollout.engines.transformers", "TransformersEngine"),

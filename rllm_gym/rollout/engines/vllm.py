@@ -31,13 +31,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import dispatcher
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.engines import check_weight_names, did_you_mean
+from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names, did_you_mean
 from rllm_gym.types import Completion, CompletionRequest
 
 DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
-FIXED_OPTIONS = {  # what this class relies on, or takes as arguments of its own
-    "model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "skip_tokenizer_init", "logprobs_mode",
-}  # fmt: skip
 
 
 # vLLM looks into the __dict__ of everything in every module that is loaded. Objects of other libraries may answer with
@@ -178,12 +175,12 @@ def _default_options(max_model_len: int) -> dict[str, Any]:
 def _checked(engine_options: dict[str, Any]) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     for name in engine_options:
-        if name in FIXED_OPTIONS:
+        if name in VLLM_FIXED_OPTIONS:
             raise ConfigError(f"VLLMEngine: engine_options must leave {name!r} alone, it is set elsewhere. Remove it.")
         if name not in known:
             raise ConfigError(
                 f"VLLMEngine: engine_options takes the fields of vLLM's EngineArgs; got {name!r}."
-                f"{did_you_mean(name, known - FIXED_OPTIONS)}"
+                f"{did_you_mean(name, known - VLLM_FIXED_OPTIONS)}"
             )
     return engine_options
 
