@@ -1,9 +1,11 @@
 """The web episodes of the tiny model's training data, from a real browser."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.miniwob.expert import EXPERTS
@@ -61,3 +63,10 @@ def test_webarenas_episodes_are_solved_and_short(monkeypatch):
         assert actions(episode)[-1] == "stop []"
         assert episode.num_chars <= web.MAX_CHARS
         assert episode.messages[0]["content"].startswith("OBJECTIVE: Show me ")
+
+
+@pytest.mark.parametrize("name", ["miniwob", "webarena"])
+def test_the_tuned_examples_train_on_the_same_tasks(name):
+    path = Path(__file__).parents[1] / "tuned_examples" / name / "grpo_tiny.yaml"
+    (experiment,) = yaml.safe_load(path.read_text()).values()
+    assert experiment["config"]["env_config"] == getattr(web, f"{name}_config")()
