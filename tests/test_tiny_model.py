@@ -393,4 +393,4 @@ def test_the_pooled_success_counts_each_task_once():
         return Score(task_set, num_tasks, 8, 6, success_rate, success_rate, 2.0, 20.0, 1.0)
 
     pool = [score("TextCraft depth 1, eval", 30, 0.5), score("TextCraft easy depth 2, train", 10, 0.1)]
-    assert pooled_success([*pool, score("BabyAI", 100, 1.0)]) == pytest.approx((15 + 1) / 40)
+    assert pooled_success([*pool, score("MiniWoB 15 easy tasks, train", 100, 1.0)]) == pytest.approx((15 + 1) / 40)

@@ -207,8 +207,8 @@ def evaluate(
 
 
 def pooled_success(scores: Sequence[Score]) -> float:
-    """Return the success rate on the tasks of depth 1 and the easy ones of depth 2 together, each task counting 1."""
-    pool = [score for score in scores if "depth 1" in score.task_set or "easy" in score.task_set]
+    """Return the success rate on TextCraft's depth 1 and easy depth 2 together, each task counting 1."""
+    pool = [score for score in scores if score.task_set.startswith(("TextCraft depth 1", "TextCraft easy depth 2"))]
     return sum(score.success_rate * score.num_tasks for score in pool) / sum(score.num_tasks for score in pool)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_POSITIONS = 16384
 NUM_TOKENIZER_EPISODES = 200  # of each world
 WORK = "work"  # in OUT: conversations, checkpoints and the stages' models
+START = "start"  # in it: the tokenizer and the untrained model
+WEIGHTS = "model.safetensors"
 
 
 def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
@@ -77,7 +79,7 @@ def train(work: Path, sources: Sources, settings: Settings) -> Path:
     """
     from rllm_gym.evaluation.export import export_policy
 
-    model = work / "start"
+    model = work / START
     if not model.exists():
         make_start(model, sources, settings.seed)
     for stage in settings.stages:
@@ -95,18 +97,20 @@ def train(work: Path, sources: Sources, settings: Settings) -> Path:
     return model
 
 
-def save(trained: Path, out: Path) -> Qwen2ForCausalLM:
-    """Write what transformers and vLLM load: weights in bf16, to be loaded as float32."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def save(start: Path, trained: Path, out: Path) -> Qwen2ForCausalLM:
+    """Write what transformers and vLLM load: the trained weights in bf16, and the rest as it was at the start.
 
-    AutoTokenizer.from_pretrained(trained).save_pretrained(out)
-    model = AutoModelForCausalLM.from_pretrained(trained)
-    model.to(torch.bfloat16).save_pretrained(out)
-    model.float()
-    model.config.dtype = torch.float32
-    model.config.save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # written for its owner alone, and wheels keep modes
+    The configuration names float32, so that the weights are loaded as that.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.bfloat16)
+    model.save_pretrained(out)
+    (out / WEIGHTS).chmod(0o644)  # written for its owner alone, and wheels keep modes
+    for file in start.iterdir():
+        if file.name != WEIGHTS:
+            shutil.copy(file, out)
     return model
 
 
@@ -156,7 +160,7 @@ def main(
     finally:
         sources.close()
     seconds = time.monotonic() - start_s
-    model = save(trained, out)
+    model = save(work / START, trained, out)
     scores = evaluate_all(out) if measure else []
     card = render_card(
         command=_command(settings),
