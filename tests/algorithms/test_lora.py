@@ -1,0 +1,63 @@
+"""With LoRA a method trains its adapters alone; the samplers and the export have the merged model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rllm_gym.evaluation.export import export_policy
+from tests.algorithms.algorithm_helpers import module_weights, not_finite, toy_config
+
+pytestmark = pytest.mark.slow
+
+LORA = {
+    "lora": {"r": 8, "lora_alpha": 32}, "lr": 1e-2, "env_config": {"num_turns": 2}, "groups_per_step": 4,
+    "engine": "transformers",
+}  # fmt: skip
+KL_IN_REWARD = {"kl_coeff": 0.1, "kl_in": "reward"}  # the reference is the model without its adapter
+
+
+def config_of(method: str, base_model):
+    options = {"group_size": 8, "zero_stage": 3 if method == "ReinforcePP" else 2}
+    return toy_config(base_model, method=method, **LORA, **options, **KL_IN_REWARD)
+
+
+@pytest.mark.parametrize("method", ["ReinforcePP", "PPO"])
+def test_adapters_alone_are_trained_and_samplers_and_export_have_the_merged_model(tiny_model, build, tmp_path, method):
+    algo = build(config_of(method, tiny_model))
+    before = module_weights(algo)
+    results = [algo.train() for _ in range(2)]
+    after = module_weights(algo)
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {
+        name for name in before if "lora_" in name
+    }
+    assert all(result["learners"]["default_policy"]["gradient_norm"] > 0 for result in results)
+    assert not [name for result in results for name in not_finite(result)]
+
+    export_policy(Path(algo.save_to_path(str(tmp_path / "checkpoint"))), tmp_path / "model")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    algo.sync_weights()
+    played, _ = algo.sample(algo.task_sampler.groups(9, 1), max_episode_steps=2)
+    episodes = [episode.custom_data["episode"] for episode in played]
+    assert max(distance(exported, episode) for episode in episodes) < 1e-3
+    assert max(distance(base, episode) for episode in episodes) > 0.05
+
+
+@torch.no_grad()
+def distance(lm, episode) -> float:
+    """The largest difference between the sampler's log-probabilities and a model's."""
+    [stream] = episode.streams.values()
+    ids, at, sampled = [], [], []
+    for turn in stream.turns:
+        ids += [*turn.observation_ids]
+        at += range(len(ids), len(ids) + len(turn.action_ids))
+        ids += [*turn.action_ids]
+        sampled += [*turn.logp]
+    tokens = torch.tensor(ids)
+    logp = torch.log_softmax(lm(input_ids=tokens[None]).logits[0, :-1], -1).gather(-1, tokens[1:, None])[:, 0]
+    return (logp[torch.tensor(at) - 1] - torch.tensor(sampled)).abs().max().item()
