@@ -2,6 +2,7 @@
 
 A step clicks a check box or a link; environments act at once, each from a thread of its own (BrowserGym's: a process,
 since its Playwright is bound to one thread). Memory is the proportional set size of the processes that were started.
+CPU time is that of a step in all processes: on a busy machine it says more than the seconds on the clock.
 The baseline of the ratio is BrowserGym with one environment, with its waits (0.5 s before each observation, 0.1 s at
 each call to the browser) switched off.
 
@@ -12,13 +13,15 @@ BrowserGym pins other versions than ours; it is measured where it can be importe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import itertools
 import multiprocessing
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import psutil
@@ -26,8 +29,17 @@ from report import print_row
 
 from rllm_gym.envs.miniwob.tasks import html_folder
 from rllm_gym.envs.web.browser import CHROMIUM_ARGS, find_chromium
+from rllm_gym.memory import process_tree_bytes
 
 TASKS = ("click-checkboxes-large", "click-option", "click-checkboxes")
+
+
+class Times(NamedTuple):
+    """Seconds."""
+
+    resets: list[float]
+    steps: list[float]
+    cpu: list[float]  # of steps
 
 
 class OurMiniWoB:
@@ -98,40 +110,45 @@ class BrowserGym:
             self._env.close()
 
 
-def play(world: Any, seeds: range, num_steps: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of each reset and of each step."""
-    resets, steps = [], []
+def play(world: Any, seeds: range, num_steps: int) -> Times:
+    """Return the seconds of each reset and of each step, and the CPU seconds of each step."""
+    times = Times([], [], [])
+    children: dict[int, float] = {}  # those that have ended, too
     for seed in seeds:
         start = time.perf_counter()
         world.reset(seed)
-        resets.append(time.perf_counter() - start)
+        times.resets.append(time.perf_counter() - start)
         for _ in range(num_steps):
-            start = time.perf_counter()
+            before, own, start = _children_cpu_s(children), time.process_time(), time.perf_counter()
             world.step()
-            steps.append(time.perf_counter() - start)
-    return resets, steps
+            times.steps.append(time.perf_counter() - start)
+            own = time.process_time() - own
+            times.cpu.append(own + _children_cpu_s(children) - before)
+    return times
 
 
-def memory_mb() -> float:
-    processes = psutil.Process().children(recursive=True)
-    return sum(process.memory_full_info().pss for process in processes) / 1e6
+def _children_cpu_s(seen: dict[int, float]) -> float:
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            seen[process.pid] = sum(process.cpu_times()[:2])
+    return sum(seen.values())
 
 
-def in_threads(make: Any, num_envs: int, seeds: range, num_steps: int) -> tuple[list[float], list[float], float]:
+def in_threads(make: Any, num_envs: int, seeds: range, num_steps: int) -> tuple[Times, float]:
     worlds = [make() for _ in range(num_envs)]
     with ThreadPoolExecutor(num_envs) as pool:
         list(pool.map(lambda world: play(world, range(1), 1), worlds))  # warm up
         results = list(pool.map(lambda world: play(world, seeds, num_steps), worlds))
-        memory = memory_mb()
+        memory = process_tree_bytes(with_root=False) / 1e6
         list(pool.map(lambda world: world.close(), worlds))
-    return *_flat(results), memory
+    return _joined(results), memory
 
 
-def _flat(results: list[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
-    return [s for resets, _ in results for s in resets], [s for _, steps in results for s in steps]
+def _joined(results: list[Times]) -> Times:
+    return Times(*(list(itertools.chain(*column)) for column in zip(*results, strict=True)))
 
 
-def in_processes(make: Any, num_envs: int, seeds: range, num_steps: int) -> tuple[list[float], list[float], float]:
+def in_processes(make: Any, num_envs: int, seeds: range, num_steps: int) -> tuple[Times, float]:
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(num_envs)]
     workers = [context.Process(target=_work, args=(make, theirs, seeds, num_steps)) for _, theirs in pipes]
@@ -139,11 +156,11 @@ def in_processes(make: Any, num_envs: int, seeds: range, num_steps: int) -> tupl
         worker.start()
         theirs.close()  # or the end of a worker that fails would not be noticed
     results = [mine.recv() for mine, _ in pipes]
-    memory = memory_mb()
+    memory = process_tree_bytes(with_root=False) / 1e6
     for (mine, _), worker in zip(pipes, workers, strict=True):
         mine.send(None)
         worker.join()
-    return *_flat(results), memory
+    return _joined(results), memory
 
 
 def _work(make: Any, pipe: Any, seeds: range, num_steps: int) -> None:
@@ -169,18 +186,20 @@ def main() -> None:
     else:
         print("BrowserGym is not installed; see the head of this file.")
     step_ms: dict[str, float] = {}
-    print("| world | environments | reset ms | step ms, mean | median | steps/s in all | MB | MB per environment |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| world | environments | reset ms | step ms, mean | median | CPU ms | steps/s | MB | MB per environment |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, make, run in kinds:
         for num_envs in args.num_envs:
             if run is in_processes and num_envs > args.max_browsergym_envs:
                 continue
-            resets, steps, memory = run(make, num_envs, seeds, args.num_steps)
-            mean_ms = statistics.mean(steps) * 1e3
+            times, memory = run(make, num_envs, seeds, args.num_steps)
+            mean_ms = statistics.mean(times.steps) * 1e3
+            # Threads of one process cannot be told apart.
+            cpu = f"{statistics.mean(times.cpu) * 1e3:.0f}" if num_envs == 1 else ""
             step_ms.setdefault(name, mean_ms)
             cells = (
-                name, num_envs, f"{statistics.mean(resets) * 1e3:.0f}", f"{mean_ms:.0f}",
-                f"{statistics.median(steps) * 1e3:.0f}", f"{num_envs / statistics.mean(steps):.1f}",
+                name, num_envs, f"{statistics.mean(times.resets) * 1e3:.0f}", f"{mean_ms:.0f}",
+                f"{statistics.median(times.steps) * 1e3:.0f}", cpu, f"{num_envs / statistics.mean(times.steps):.1f}",
                 f"{memory:.0f}", f"{memory / num_envs:.0f}",
             )  # fmt: skip
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)

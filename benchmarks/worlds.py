@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import psutil
 from report import mean_and_spread, print_row
 
 import rllm_gym  # noqa: F401  (registers the worlds)
+from rllm_gym.memory import process_tree_bytes
 
 NUM_EPISODES, MAX_TURNS, NUM_WORKERS, NUM_RESIDENT = 10, 30, 8, 33
 OPTIONS: dict[str, dict[str, Any]] = {"SciWorld": {"task_set": "agentgym"}}  # genetics takes seconds to plan
@@ -212,8 +212,7 @@ def resident_mb(name: str, script: Script) -> tuple[float, float]:
 
     def used_mb() -> float:
         gc.collect()
-        me = psutil.Process()
-        return sum(process.memory_info().rss for process in [me, *me.children(recursive=True)]) / 2**20
+        return process_tree_bytes() / 2**20
 
     envs, used = [], []
     for k in range(NUM_RESIDENT):

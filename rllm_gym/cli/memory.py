@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 from ray.tune import Callback
 
+from rllm_gym.memory import process_tree_bytes
+
 SETTLED_AFTER = 5  # train steps; caches and allocators fill up in the first ones
-
-
-def process_tree_bytes() -> int:
-    """Return the memory of this process and all below it (PSS: pages that several share are counted once)."""
-    me = psutil.Process()
-    total = 0
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            total += process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
-            continue
-    return total
 
 
 class MemoryMeter(Callback):

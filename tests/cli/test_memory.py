@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from rllm_gym.cli.memory import MemoryMeter, process_tree_bytes
+from rllm_gym.cli.memory import MemoryMeter
+from rllm_gym.memory import process_tree_bytes
 
 
 def test_the_processes_below_are_counted():

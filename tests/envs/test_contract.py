@@ -1,6 +1,5 @@
 """What every registered world promises, at the text level, driven by its own expert."""
 
-import contextlib
 import copy
 import gc
 import pickle
@@ -10,11 +9,11 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 import rllm_gym  # noqa: F401  (registers the worlds)
+from rllm_gym.memory import process_tree_bytes
 
 IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
 MAX_EXPERT_TURNS = 200
@@ -201,11 +200,7 @@ def test_resets_grow_memory_by_under_a_kilobyte_each(env_id):
 
     if env_id in BOUND:
         play(num_resets)
-        used = 0
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # a browser ends some of its processes at any time
-                used += child.memory_info().rss
-        assert 50e6 < used < BOUND[env_id]
+        assert 50e6 < process_tree_bytes(with_root=False) < BOUND[env_id]
     else:
         play(500)
         before = anonymous_kb()

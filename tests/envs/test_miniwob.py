@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
-import psutil
 import pytest
 
 from rllm_gym.envs.miniwob import tasks
@@ -15,6 +14,7 @@ from rllm_gym.envs.miniwob.expert import EXPERTS, advise
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS
 from rllm_gym.envs.web.page import WebPage
 from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.memory import process_tree_bytes
 
 pytestmark = pytest.mark.slow
 MAX_TURNS = 30
@@ -225,7 +225,7 @@ def test_sixteen_environments_play_at_once(env):
 
     with ThreadPoolExecutor(16) as pool:
         played = list(pool.map(play, range(16)))
-    used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
+    used = process_tree_bytes(with_root=False)
     for other, text, (_, is_success) in played:
         assert is_success and text == other.instruction
         other.close()

@@ -16,6 +16,7 @@ from rllm_gym.envs.web import browser, install
 from rllm_gym.envs.web.browser import Browser, find_chromium
 from rllm_gym.envs.web.page import WebPage
 from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.memory import process_tree_bytes
 from tests.envs.web_site import SITES, Site
 
 NUM_WINDOWS = 16
@@ -181,7 +182,7 @@ def test_sixteen_windows_act_at_once_each_on_its_own_page_within_two_gigabytes(o
     with ThreadPoolExecutor(8) as pool:  # as the rollout loop steps environments
         urls = list(pool.map(play, range(NUM_WINDOWS)))
     assert urls == [(f"http://shop.test/search?q={i}&s=name&d=&t=", "") for i in range(NUM_WINDOWS)]
-    used = sum(p.memory_full_info().pss for p in psutil.Process().children(recursive=True))
+    used = process_tree_bytes(with_root=False)
     assert used < 2e9
 
 
