@@ -40,6 +40,7 @@ class OfflineConfig(LLMConfig):
 
     needs_env = False
     needs_data = True
+    _is_only_judged = False  # with an underscore, since RLlib takes instance attributes without one for options
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -64,8 +65,6 @@ class OfflineConfig(LLMConfig):
         min_return: float | None = NotProvided,
         retokenize: bool = NotProvided,
         observation_weight: float = NotProvided,
-        evaluation_data: str | None = NotProvided,
-        num_evaluation_samples: int = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Set what is learnt from. It is read once, one episode in memory at a time, into a file of token ids.
@@ -79,9 +78,6 @@ class OfflineConfig(LLMConfig):
             min_return: leaves out stored episodes with a lower return; None keeps all.
             retokenize: encode stored messages anew, for a model with another tokenizer.
             observation_weight: how much the world's words count in the loss, beside 1 for the assistant's.
-            evaluation_data: what the held-out loss is computed on: a path, or `expert`, who then plays the first of
-                `evaluation_splits`; None holds samples of `data` out.
-            num_evaluation_samples: samples to compute the held-out loss on.
         """
         self._set(
             data=data,
@@ -90,10 +86,22 @@ class OfflineConfig(LLMConfig):
             min_return=min_return,
             retokenize=retokenize,
             observation_weight=observation_weight,
-            evaluation_data=evaluation_data,
-            num_evaluation_samples=num_evaluation_samples,
         )
         super().offline_data(**kwargs)
+        return self
+
+    def evaluation(
+        self, *, evaluation_data: str | None = NotProvided, num_evaluation_samples: int = NotProvided, **kwargs: Any
+    ) -> Self:
+        """Set the evaluation, which for these methods has a loss on held-out samples, too.
+
+        Args:
+            evaluation_data: what that loss is computed on: a path, or `expert`, who then plays the first of
+                `evaluation_splits`; None holds samples of `data` out.
+            num_evaluation_samples: samples to compute it on.
+        """
+        self._set(evaluation_data=evaluation_data, num_evaluation_samples=num_evaluation_samples)
+        super().evaluation(**kwargs)
         return self
 
     def training(self, *, samples_per_step: int = NotProvided, **kwargs: Any) -> Self:
@@ -139,7 +147,7 @@ class OfflineConfig(LLMConfig):
 
     def without_data(self) -> Self:
         """Forget what is learnt from, for a policy that is only judged; it need not be there any more."""
-        self.data, self.evaluation_data, self.needs_data = None, None, False
+        self.data, self.evaluation_data, self._is_only_judged = None, None, True
         return self
 
     def validate(self) -> None:
@@ -168,7 +176,7 @@ class OfflineConfig(LLMConfig):
                 f"{who}: num_minibatches must be at most samples_per_step, {self.samples_per_step}; got "
                 f"{self.num_minibatches}. Lower it."
             )
-        if self.data is None and self.needs_data:
+        if self.data is None and self.needs_data and not self._is_only_judged:
             raise ConfigError(f"{who}: data must be `expert` or a path; got none. Set it.")
         for source in self.data_sources():
             if source == EXPERT and not self.env:

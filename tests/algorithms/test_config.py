@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
+from rllm_gym.algorithms.registry import ALGORITHMS, get_algorithm_class
 from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.callbacks.scaling_inter import AdaptiveSchedule, ScalingInter, Stage, schedules_of
 from rllm_gym.errors import ConfigError
@@ -68,6 +69,13 @@ def test_a_configuration_survives_its_own_dictionary_and_state():
     again = GRPO.get_default_config().update_from_dict(config.to_dict())
     assert again.horizon_schedules == config.horizon_schedules
     assert GRPOConfig.from_state(config.get_state()).lr == 1e-4
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_option_of_every_method_can_be_set_by_its_name(name):
+    algorithm = get_algorithm_class(name)
+    options = algorithm.get_default_config().to_dict()
+    assert algorithm.get_default_config().update_from_dict(options).to_dict() == options
 
 
 def test_the_horizon_callback_is_always_there_once_beside_the_users():
