@@ -21,6 +21,7 @@ from rllm_gym.envs.sciworld.env import SciWorldEnv
 from rllm_gym.envs.searchqa.env import SearchQAEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.wrappers import TokenEnv
+from rllm_gym.errors import ConfigError
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines.transformers import TransformersEngine
 from rllm_gym.tiny import sources as sources_module
@@ -313,6 +314,13 @@ def test_wired_weights_look_at_the_previous_token_and_at_what_followed_the_prese
 
 
 @pytest.mark.slow
+def test_an_interrupted_training_does_not_go_on_with_other_settings(tmp_path):
+    training.check_settings(tmp_path, Settings(lr=1e-3))
+    training.check_settings(tmp_path, Settings(lr=1e-3))
+    with pytest.raises(ConfigError, match=re.escape("lr 0.001; got 0.002. Give the same, or another OUT.")):
+        training.check_settings(tmp_path, Settings(lr=2e-3))
+
+
 def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypatch, one_thread):
     class InterruptionError(Exception):
         pass

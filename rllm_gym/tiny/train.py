@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
+from rllm_gym.errors import ConfigError
 from rllm_gym.tiny.card import render_card
 from rllm_gym.tiny.evaluate import evaluate_all, pooled_success
 from rllm_gym.tiny.sources import Sources
@@ -25,6 +27,7 @@ MAX_POSITIONS = 16384
 NUM_TOKENIZER_EPISODES = 200  # of each world
 WORK = "work"  # in OUT: conversations, checkpoints and the stages' models
 START = "start"  # in it: the tokenizer and the untrained model
+SETTINGS = "settings.json"
 WEIGHTS = "model.safetensors"
 
 
@@ -69,6 +72,25 @@ def make_start(folder: Path, sources: Sources, seed: int) -> None:
     tokenizer.save_pretrained(scratch)
     make_model(tokenizer, seed).save_pretrained(scratch)
     scratch.rename(folder)
+
+
+def check_settings(work: Path, settings: Settings) -> None:
+    """Make sure that what lies in `work` was begun with these settings, and note them where nothing was begun.
+
+    Raises:
+        ConfigError: it was begun with others; names one of them.
+    """
+    file, mine = work / SETTINGS, asdict(settings)
+    if not file.exists():
+        file.write_text(json.dumps(mine), encoding="utf-8")
+        return
+    theirs = json.loads(file.read_text(encoding="utf-8"))
+    for name in mine:
+        if theirs.get(name) != mine[name]:
+            raise ConfigError(
+                f"{work}: an interrupted training goes on with the settings that it was begun with, {name} "
+                f"{theirs.get(name)}; got {mine[name]}. Give the same, or another OUT."
+            )
 
 
 def train(work: Path, sources: Sources, settings: Settings) -> Path:
@@ -153,6 +175,10 @@ def main(
     )
     work = out / WORK
     work.mkdir(parents=True, exist_ok=True)
+    try:
+        check_settings(work, settings)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
     start_s = time.monotonic()
     sources = Sources()
     try:
