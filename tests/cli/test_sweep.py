@@ -55,7 +55,7 @@ def test_failing_trials_take_no_other_down_and_asha_ends_the_worse(tmp_path):
         "env_config": {"depth": 4},
         "max_episode_steps": {"grid_search": [3, 1]},
         "engine_options": {
-            "grid_search": [{"kv_cache_memory_bytes": 64 * 2**20}, {"no_such_option": 1}]  # vLLM will not have it
+            "grid_search": [{"kv_cache_memory_bytes": 64 * 2**20}, {"kv_cache_memory_bytes": 2**10}]  # holds nothing
         },
         "lr": {"loguniform": [1e-6, 1e-5]},
         "clip_high": 0.2,
@@ -64,7 +64,7 @@ def test_failing_trials_take_no_other_down_and_asha_ends_the_worse(tmp_path):
     done = run("-m", "rllm_gym.cli.rllib", "train", "file", "sweep.yaml", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
-    assert len(failed) == 2 and all("no_such_option" in line for line in failed), done.stdout
+    assert len(failed) == 2 and all("No available memory for the cache" in line for line in failed), done.stdout
     trials = [read_results(path) for path in sorted((tmp_path / "runs" / "sweep").iterdir()) if path.is_dir()]
     assert len(trials) == 4
     finished = [results for results in trials if results]
