@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,8 +47,7 @@ class DeepSpeedLearner(TorchLearner):
         if self.config.num_learners == 0 and not dist.is_initialized():
             # RLlib starts no process group for a local learner, and DeepSpeed wants one.
             os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-            store = Path(tempfile.mkdtemp(prefix="rllm_gym_store_")) / "store"
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         os.environ.setdefault("LOCAL_RANK", "0")  # RLlib's remote learners set none, and DeepSpeed insists
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, self.config.num_learners)))
         # RLlib's seeding makes torch also fill new memory, a tenth of an update here; nothing reads it unwritten.
