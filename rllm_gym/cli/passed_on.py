@@ -25,7 +25,7 @@ Fault = tuple[KeyPath, str]  # the path below `config`, and what is wrong
 # DeepSpeed ignores any other key in silence. Source: what deepspeed 0.19.8 looks up in its configuration.
 _DEEPSPEED_HINTS: dict[str, Any] = {
     **dict.fromkeys(("gradient_clipping", "gradient_predivide_factor"), float),
-    **dict.fromkeys(("steps_per_print",), int),
+    **dict.fromkeys(("sequence_parallel_size", "steps_per_print"), int),
     **dict.fromkeys(
         (
             "disable_allgather",
@@ -63,7 +63,6 @@ _DEEPSPEED_HINTS: dict[str, Any] = {
             "nebula",
             "optimizer",
             "scheduler",
-            "sequence_parallel_size",
             "tensor_parallel",
             "tensorboard",
             "timers",
@@ -74,7 +73,6 @@ _DEEPSPEED_HINTS: dict[str, Any] = {
         ),
         dict,
     ),
-    "sequence_parallel_size": int,
 }
 # What the learner relies on, and where to set it.
 _DEEPSPEED_ELSEWHERE: dict[KeyPath, str] = {
