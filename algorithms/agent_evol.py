@@ -37,7 +37,7 @@ class AgentEvolConfig(OfflineConfig):
     """
 
     needs_env = True
-    needs_data = False
+    _needs_data = False
     num_recorded_samples_per_step = 0  # it samples
 
     def __init__(self, algo_class: type | None = None) -> None:

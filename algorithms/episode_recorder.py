@@ -42,11 +42,12 @@ class EpisodeRecorder:
         self._writer.append(
             record
             for episode in episodes
+            for environment in [self._environments[episode.group.env_index]]
             for record in records_of(
                 episode,
-                env_version=_version_of(self._environments[episode.group.env_index].env),
+                env_version=_version_of(environment.env),
                 train_step=train_step,
-                max_episode_steps=horizon_of(max_episode_steps, self._environments[episode.group.env_index].name),
+                max_episode_steps=horizon_of(max_episode_steps, environment.name),
                 advantages=_by_agent(episode, advantages.get(episode.episode_id)),
             )
         )

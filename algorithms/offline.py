@@ -39,8 +39,7 @@ class OfflineConfig(LLMConfig):
     """
 
     needs_env = False
-    needs_data = True
-    _is_only_judged = False  # with an underscore, since RLlib takes instance attributes without one for options
+    _needs_data = True  # with an underscore: RLlib takes attributes without one for options
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -147,7 +146,7 @@ class OfflineConfig(LLMConfig):
 
     def without_data(self) -> Self:
         """Forget what is learnt from, for a policy that is only judged; it need not be there any more."""
-        self.data, self.evaluation_data, self._is_only_judged = None, None, True
+        self.data, self.evaluation_data, self._needs_data = None, None, False
         return self
 
     def validate(self) -> None:
@@ -176,7 +175,7 @@ class OfflineConfig(LLMConfig):
                 f"{who}: num_minibatches must be at most samples_per_step, {self.samples_per_step}; got "
                 f"{self.num_minibatches}. Lower it."
             )
-        if self.data is None and self.needs_data and not self._is_only_judged:
+        if self.data is None and self._needs_data:
             raise ConfigError(f"{who}: data must be `expert` or a path; got none. Set it.")
         for source in self.data_sources():
             if source == EXPERT and not self.env:
