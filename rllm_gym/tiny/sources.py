@@ -19,7 +19,7 @@ from rllm_gym.envs.webarena.env import WebArenaEnv
 from rllm_gym.tiny.episodes import ExpertEpisode, Mistakes, Plan, play
 from rllm_gym.tiny.mistakes import babyai_mistakes, sciworld_mistakes, searchqa_mistakes, textcraft_mistakes
 from rllm_gym.tiny.renaming import rename_items, rename_proper_names
-from rllm_gym.tiny.web import miniwob_episodes, webarena_episodes
+from rllm_gym.tiny.web import MAX_CHARS, miniwob_episodes, webarena_episodes
 
 WORLDS: dict[str, type[TextEnv]] = {
     "textcraft": TextCraftEnv, "babyai": BabyAIEnv, "searchqa": SearchQAEnv, "sciworld": SciWorldEnv,
@@ -47,8 +47,6 @@ BABYAI_LEVELS = tuple(
 # SciWorld: the tasks with the shortest gold paths, and how many episodes are played; the simulator is slow.
 SCIWORLD_TASKS = ("lifespan-longest-lived", "lifespan-shortest-lived", "find-non-living-thing", "find-living-thing")
 NUM_SCIWORLD_EPISODES = 48
-
-MAX_POOLED_CHARS = 2600  # longer episodes of the slow worlds are left out
 
 
 @dataclass
@@ -133,7 +131,7 @@ class Sources:
         if name not in self._pools:
             play_all = {"sciworld": sciworld_episodes, "miniwob": miniwob_episodes, "webarena": webarena_episodes}
             played = play_all[name](np.random.default_rng(0))
-            self._pools[name] = [episode for episode in played if episode.num_chars <= MAX_POOLED_CHARS]
+            self._pools[name] = [episode for episode in played if episode.num_chars <= MAX_CHARS]
         return self._pools[name][rng.integers(len(self._pools[name]))]
 
     def _play(

@@ -35,7 +35,7 @@ WEBARENA_TEMPLATES = (
 
 MAX_OBSERVATION_TOKENS = 256  # of the tiny tokenizer
 CHARS_PER_TOKEN = 3  # of it, about: it is not there yet when the episodes are played
-MAX_CHARS = 2600  # longer episodes are left out
+MAX_CHARS = 2600  # longer episodes are left out, of SciWorld, too
 NUM_MINIWOB_ROUNDS = 4
 CLICKED_ROLES = ("button", "link", "radio", "checkbox", "tab", "textbox", "heading", "StaticText")
 
