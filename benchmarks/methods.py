@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/methods.py                  # every run that has no row yet, then the table and the plot
     .venv/bin/python benchmarks/methods.py --seeds 0 1 --only grpo_stepwise ppo_stepwise
+    .venv/bin/python benchmarks/methods.py --parallel 8     # so many runs at a time; each wants a core and 3 GB
     .venv/bin/python benchmarks/methods.py --report         # the table and the plot of the rows that are there
 
 All runs have the quickstart's model, tasks and sampling, and end with the train step that reaches `--env-steps`. Before
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,20 @@ def run_one(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, An
     return row
 
 
+def run_apart(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, Any]:
+    """Train once in a process of its own, and append the row."""
+    command = [sys.executable, __file__, "--run", name, str(seed)]
+    command += ["--env-steps", str(env_steps), "--episodes", str(episodes)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        print(finished.stderr[-3000:])
+        raise SystemExit(f"{name}, seed {seed}: failed. Its error is above; the rows so far are in {ROWS}.")
+    row = json.loads(finished.stdout.splitlines()[-1]) | {"target_env_steps": env_steps}
+    with ROWS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    return row
+
+
 def read_rows(env_steps: int) -> list[dict[str, Any]]:
     """Return the rows of runs of this length."""
     if not ROWS.exists():
@@ -156,6 +172,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--env-steps", type=int, default=12_000, help="turns to train on")
     parser.add_argument("--episodes", type=int, default=128, help="of each judgement")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only show what is there")
     parser.add_argument(
         "--run", nargs=2, metavar=("METHOD", "SEED"), help=argparse.SUPPRESS
@@ -167,18 +184,12 @@ def main() -> None:
     done = {(row["method"], row["seed"]) for row in read_rows(args.env_steps)}
     # Seed by seed, so that what is there after an interruption compares all methods.
     todo = [] if args.report else [(m, s) for s in args.seeds for m in args.only if (m, s) not in done]
-    for k, (name, seed) in enumerate(todo, start=1):
-        print(f"{k}/{len(todo)}  {name}  seed {seed}", flush=True)
-        command = [sys.executable, __file__, "--run", name, str(seed)]
-        command += ["--env-steps", str(args.env_steps), "--episodes", str(args.episodes)]
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
-        if finished.returncode:
-            print(finished.stderr[-3000:])
-            raise SystemExit(f"{name}, seed {seed}: failed. Its error is above; the rows so far are in {ROWS}.")
-        row = json.loads(finished.stdout.splitlines()[-1]) | {"target_env_steps": args.env_steps}
-        with ROWS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"    train {row['before']['train']:.3f} -> {row['after']['train']:.3f}", flush=True)
+    if todo:
+        print(f"{len(todo)} runs to make", flush=True)
+    with ThreadPoolExecutor(args.parallel) as pool:
+        for k, row in enumerate(pool.map(lambda run: run_apart(*run, args.env_steps, args.episodes), todo), start=1):
+            before, after = row["before"]["train"], row["after"]["train"]
+            print(f"{k}/{len(todo)}  {row['method']}  seed {row['seed']}: {before:.3f} -> {after:.3f}", flush=True)
     report(read_rows(args.env_steps))
 
 
