@@ -355,6 +355,10 @@ class LLMConfig(AlgorithmConfig):
             num_learners=0,
         )
         self._check_one_of(engine=("vllm", "transformers"), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
+        if self.engine_options and self.engine != "vllm":
+            raise ConfigError(
+                f"{who}: engine_options are vLLM's; got {self.engine_options!r} with engine: {self.engine}. Remove them."
+            )
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "

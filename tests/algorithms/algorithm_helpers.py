@@ -43,10 +43,11 @@ def toy_config(base_model, env: str = "say_the_word", method: str = "GRPO", **op
         "group_size": 16,
         "groups_per_step": 8,
         "lr": 1e-3,
-        "engine_options": {"kv_cache_memory_bytes": 64 * 2**20},
         "num_envs_per_env_runner": 128,
         "save_trajectories": False,
     }
+    if options.get("engine") != "transformers":
+        defaults["engine_options"] = {"kv_cache_memory_bytes": 64 * 2**20}
     for name, value in {**defaults, **options}.items():
         setattr(config, name, value)
     return config

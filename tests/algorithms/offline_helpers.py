@@ -19,11 +19,12 @@ def offline_config(config, base_model, **options):
         "num_evaluation_samples": 8,
         "samples_per_step": 16,
         "lr": 3e-3,
-        "engine_options": {"kv_cache_memory_bytes": 64 * 2**20},
         "num_envs_per_env_runner": 64,
         "evaluation_duration": 16,
         "save_trajectories": False,
     }
+    if options.get("engine") != "transformers":
+        defaults["engine_options"] = {"kv_cache_memory_bytes": 64 * 2**20}
     for name, value in {**defaults, **options}.items():
         setattr(config, name, value)
     return config

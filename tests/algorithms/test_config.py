@@ -29,6 +29,10 @@ def validated(**options) -> GRPOConfig:
         ({"temperature": 0.0}, "training needs temperature above 0"),
         ({"max_new_tokens": 99, "max_model_len": 99}, "max_new_tokens must be below max_model_len"),
         ({"engine": "sglang"}, "engine must be one of vllm, transformers; got 'sglang'."),
+        (
+            {"engine": "transformers", "engine_options": {"seed": 1}},
+            "engine_options are vLLM's; got {'seed': 1} with engine: transformers. Remove them.",
+        ),
         ({"zero_stage": 4}, "zero_stage must be one of 0, 1, 2, 3; got 4."),
         ({"importance_correction": "truncated"}, "Set old_logp: recompute."),
         ({"lr": [[0, 1e-4], [9, 1e-5]]}, "lr must be a number"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -9,6 +11,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rllm_gym.algorithms.grpo import PRESETS
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import ConfigError
+from rllm_gym.learner.connectors import ADVANTAGE, GROUP
 from rllm_gym.types import Episode, TaskGroup
 
 HALF = 1 / np.sqrt(2)
@@ -65,6 +68,31 @@ GROUPS = [0, 0, 5, 5]  # returns 1, 0 and 0.5, 0.5
 )
 def test_the_driver_compares_returns_within_groups(method, options, expected):
     assert algorithm(method, **options).compute_advantages(STREAMS, GROUPS) == advantages_of(expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "is_stored"),
+    [
+        ("GRPO", {}, True),
+        ("RLOO", {"kl_coeff": 0.1}, False),  # the learners compare what the KL has left of the returns
+        ("ReMax", {}, True),
+        ("ReinforcePP", {}, False),
+        ("ReinforcePP", {"baseline": "group", "group_size": 2, "kl_in": "loss", "kl_coeff": 0.1}, True),
+        ("PPO", {}, False),
+    ],
+)
+def test_only_advantages_that_the_driver_made_are_stored(method, options, is_stored):
+    algo, stored = algorithm(method, **options), []
+    [episode] = played = [stream_of((1, 1.0))]
+    episode.custom_data.update({ADVANTAGE: 0.5, GROUP: 0})
+    algo._iteration, algo.max_episode_steps, algo.num_empty_steps = 3, 2, 0
+    algo._sample_groups = lambda step: (played, [], 1)
+    algo.store = lambda step, episodes, with_advantages: stored.append((step, with_advantages))
+    algo.update = algo.sync_weights = lambda *args: None
+    algo.log_episodes = lambda *args: {"num_sampled_tokens": 1}
+    algo.metrics = SimpleNamespace(log_dict=lambda *args, **kwargs: None)
+    algo.training_step()
+    assert stored == [(3, played if is_stored else [])]
 
 
 def test_step_groups_give_every_turn_its_own_advantage():

@@ -1,4 +1,4 @@
-"""With LoRA a method trains its adapters alone; the samplers and the export have the merged model."""
+"""With LoRA each kind of method trains its adapters alone; the samplers and the export have the merged model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rllm_gym.algorithms.agent_evol import AgentEvolConfig
+from rllm_gym.algorithms.dpo import DPOConfig
 from rllm_gym.evaluation.export import export_policy
 from tests.algorithms.algorithm_helpers import module_weights, not_finite, toy_config
+from tests.algorithms.offline_helpers import offline_config
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +25,17 @@ KL_IN_REWARD = {"kl_coeff": 0.1, "kl_in": "reward"}  # the reference is the mode
 
 
 def config_of(method: str, base_model):
+    if method == "DPO":
+        options = {"num_sampled_groups": 8, "group_size": 8, "pairs_within": "group", "samples_per_step": 4}
+        return offline_config(DPOConfig(), base_model, **LORA, **options, zero_stage=3, save_trajectories=True)
+    if method == "AgentEvol":  # every generation goes back to an adapter that never was trained
+        options = {"group_size": 8, "keep": "reward", "num_generation_epochs": 2}
+        return offline_config(AgentEvolConfig(), base_model, **LORA, **options, zero_stage=3, save_trajectories=True)
     options = {"group_size": 8, "zero_stage": 3 if method == "ReinforcePP" else 2}
     return toy_config(base_model, method=method, **LORA, **options, **KL_IN_REWARD)
 
 
-@pytest.mark.parametrize("method", ["ReinforcePP", "PPO"])
+@pytest.mark.parametrize("method", ["ReinforcePP", "PPO", "DPO", "AgentEvol"])
 def test_adapters_alone_are_trained_and_samplers_and_export_have_the_merged_model(tiny_model, build, tmp_path, method):
     algo = build(config_of(method, tiny_model))
     before = module_weights(algo)
@@ -41,7 +50,7 @@ def test_adapters_alone_are_trained_and_samplers_and_export_have_the_merged_mode
     export_policy(Path(algo.save_to_path(str(tmp_path / "checkpoint"))), tmp_path / "model")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    algo.sync_weights()
+    algo.sync_weights()  # DPO does so when it is to play
     played, _ = algo.sample(algo.task_sampler.groups(9, 1), max_episode_steps=2)
     episodes = [episode.custom_data["episode"] for episode in played]
     assert max(distance(exported, episode) for episode in episodes) < 1e-3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rllm_gym.data import read_episodes
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, toy_config
 
 pytestmark = pytest.mark.slow
@@ -17,6 +18,7 @@ METHODS = {
     "remax": ("ReMax", {"group_size": 4, "groups_per_step": 32}),
     "gspo": ("GRPO", {"preset": "gspo"}),
     "gigpo": ("GRPO", {"preset": "gigpo"}),
+    "dapo": ("GRPO", {"preset": "dapo"}),
 }
 # Of the mean return, in 12 train steps of 128 episodes. Gained at seeds 0, 1, 2 ...: rloo 0.19 0.33 0.35 0.34 0.23,
 # reinforce_pp 0.36 0.25 0.30 0.18 0.31, remax 0.32 0.24 0.22 0.21, gspo 0.20, gigpo 0.20.
@@ -26,7 +28,7 @@ GAIN = 0.1
 @pytest.mark.parametrize("name", METHODS)
 def test_it_learns_to_say_the_words(tiny_model, build, name):
     method, options = METHODS[name]
-    algo = build(toy_config(tiny_model, method=method, **TWO_TURNS, **options))
+    algo = build(toy_config(tiny_model, method=method, save_trajectories=True, **TWO_TURNS, **options))
     results = [algo.train() for _ in range(12)]
     returns = [result["env_runners"]["episode_return_mean"] for result in results]
     print("returns", np.round(returns, 3))
@@ -35,10 +37,16 @@ def test_it_learns_to_say_the_words(tiny_model, build, name):
         learned = result["learners"]["default_policy"]
         assert not not_finite(learned)
         assert learned["gradient_norm"] > 0
+    stored = [record.advantage for record in read_episodes(algo.trajectories_path)]
+    if name == "reinforce_pp":  # its learners make one advantage per token
+        assert set(stored) == {None}
+    else:
+        assert any(stored)
 
 
 def test_a_restored_run_goes_on_with_its_kl_coefficient(tiny_model, build, tmp_path):
     options = {"kl_coeff": 0.1, "kl_target": 1e-3, "kl_rate": 1.0, "group_size": 1, "groups_per_step": 32}
+    options["engine"] = "transformers"
     algo = build(toy_config(tiny_model, method="ReinforcePP", **TWO_TURNS, **options))
     coefficients = [algo.train()["learners"]["default_policy"]["kl_coeff"] for _ in range(2)]
     assert coefficients == pytest.approx([0.1, 0.08])  # the first step's KL is 0, below the target: a fifth less

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from rllm_gym.algorithms.agent_evol import AgentEvolConfig
 from rllm_gym.data import read_episodes
 from tests.algorithms.algorithm_helpers import toy_config
+from tests.algorithms.offline_helpers import offline_config
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +30,7 @@ def test_groups_of_several_environments_train_together_each_with_its_schedule(ti
         env=MIXTURE,
         max_episode_steps=None,
         scaling_inter=scaling,
+        engine="transformers",
         groups_per_step=4,
         group_size=4,
         save_trajectories=True,
@@ -53,6 +58,23 @@ def test_groups_of_several_environments_train_together_each_with_its_schedule(ti
     assert {name: m["num_episodes"] for name, m in judged.items()} == {"short": 3, "long": 3}
 
 
+def test_agent_evol_explores_several_environments_beside_all_their_experts(tiny_model, build):
+    config = offline_config(
+        AgentEvolConfig(), tiny_model, env=MIXTURE, max_episode_steps=None, data="expert", keep="reward",
+        scaling_inter={"short": {"type": "fixed", "horizons": [4]}, "long": {"type": "fixed", "horizons": [6]}},
+        groups_per_step=4, groups_per_request=2, group_size=4, save_trajectories=True, engine="transformers",
+    )  # fmt: skip
+    algo = build(config)
+    result = algo.train()
+    assert {name: m["num_episodes"] for name, m in result["env_runners"]["by_env"].items()} == {"short": 12, "long": 4}
+    turns = Counter(len(record.turns) for record in read_episodes(algo.trajectories_path))
+    assert turns == {4: 12, 6: 4}
+    # Of the experts' 40 episodes three quarters are of the first world; a turn's answer is three letters and its end.
+    learnt = Counter(int((algo.samples[k].weights > 0).sum()) for k in range(len(algo.samples)))
+    assert learnt == {4 * 4: 30, 6 * 4: 10}
+    assert result["num_base_samples"] == 40 and 0 < result["num_kept_samples"] <= 16
+
+
 def test_an_adaptive_horizon_rises_by_what_was_sampled_and_survives_a_checkpoint(tiny_model, build, tmp_path):
     scaling = {"type": "adaptive", "horizons": [1, 2, 3], "min_steps_per_stage": 2, "window": 1, "min_improvement": 2.0}
     config = toy_config(
@@ -60,6 +82,7 @@ def test_an_adaptive_horizon_rises_by_what_was_sampled_and_survives_a_checkpoint
         env_config={"num_turns": 4},
         max_episode_steps=None,
         scaling_inter=scaling,
+        engine="transformers",
         groups_per_step=2,
         group_size=4,
     )
