@@ -357,7 +357,7 @@ class LLMConfig(AlgorithmConfig):
         self._check_one_of(engine=("vllm", "transformers"), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
         if self.engine_options and self.engine != "vllm":
             raise ConfigError(
-                f"{who}: engine_options are vLLM's; got {self.engine_options!r} with engine: {self.engine}. Remove them."
+                f"{who}: engine_options are vLLM's; got {self.engine_options!r} with engine: {self.engine}. Remove it."
             )
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(

@@ -24,14 +24,13 @@ def evol_config(base_model, **options):
 
 
 def test_it_climbs_by_its_own_episodes_alone(tiny_model, build):
-    algo = build(
-        evol_config(tiny_model, groups_per_step=16, group_size=16, groups_per_request=8, num_generation_epochs=6)
-    )
+    options = {"groups_per_step": 16, "group_size": 16, "groups_per_request": 8, "num_generation_epochs": 6}
+    algo = build(evol_config(tiny_model, env_config={"num_turns": 2}, **options))
     results = [algo.train() for _ in range(6)]
     returns = [result["env_runners"]["episode_return_mean"] for result in results]
     kept = [result["num_kept_samples"] for result in results]
     print("returns", np.round(returns, 3), "kept", kept)
-    assert returns[-1] > returns[0] + 0.1
+    assert returns[-1] > returns[0] + 0.1  # at seeds 0 to 4: 0.03 -> 0.24 0.25 0.21 0.19 0.21
     assert 0 < kept[0] < kept[-1] <= 16 * 16
     assert results[-1]["num_base_samples"] == 0
 

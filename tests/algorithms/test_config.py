@@ -31,7 +31,7 @@ def validated(**options) -> GRPOConfig:
         ({"engine": "sglang"}, "engine must be one of vllm, transformers; got 'sglang'."),
         (
             {"engine": "transformers", "engine_options": {"seed": 1}},
-            "engine_options are vLLM's; got {'seed': 1} with engine: transformers. Remove them.",
+            "engine_options are vLLM's; got {'seed': 1} with engine: transformers. Remove it.",
         ),
         ({"zero_stage": 4}, "zero_stage must be one of 0, 1, 2, 3; got 4."),
         ({"importance_correction": "truncated"}, "Set old_logp: recompute."),

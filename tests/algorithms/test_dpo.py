@@ -86,9 +86,9 @@ def test_two_learners_change_no_gradient_and_no_reference(tiny_model, ray_cluste
 
 def test_it_learns_from_pairs_that_the_initial_policy_samples(tiny_model, build):
     config = offline_config(
-        DPOConfig(), tiny_model, num_sampled_groups=24, group_size=8, beta=0.1, lr=1e-3, num_minibatches=2,
+        DPOConfig(), tiny_model, num_sampled_groups=64, group_size=8, beta=0.1, lr=1e-3, num_minibatches=2,
         pairs_within="group", save_trajectories=True, evaluation_interval=15, evaluation_splits=["train"],
-        num_evaluation_samples=4, evaluation_duration=64, samples_per_step=10,
+        num_evaluation_samples=4, evaluation_duration=64, samples_per_step=32, env_config={"num_turns": 2},
     )  # fmt: skip
     algo = build(config)
     results = [algo.train() for _ in range(15)]
@@ -96,9 +96,12 @@ def test_it_learns_from_pairs_that_the_initial_policy_samples(tiny_model, build)
     before, after = results[-1]["evaluation_on_start"], results[-1]["evaluation"]
     print("accuracy", first["accuracy"], last["accuracy"], "held-out", before["accuracy"], after["accuracy"])
     print("return", before["train"]["episode_return_mean"], after["train"]["episode_return_mean"])
+    # Seeds 0 to 4: accuracy 1.0; margin 0.02 -> 4.7 to 5.1; loss 0.68 -> 0.006 to 0.010; the mean return, which pairs
+    # teach only indirectly, 0.033 -> 0.099 0.094 0.130 0.099 0.078.
     assert last["accuracy"] > 0.9
-    assert last["margin"] > first["margin"]
-    assert last["loss"] < 0.3 < 0.5 < first["loss"]
+    assert last["margin"] > first["margin"] + 2
+    assert last["loss"] < 0.1 < 0.5 < first["loss"]
+    assert after["train"]["episode_return_mean"] > before["train"]["episode_return_mean"] + 0.02
     # Before the first step the policy is the reference: no margin, and a loss of log 2.
     assert before["loss"] == pytest.approx(np.log(2), abs=1e-4)
     assert before["margin"] == pytest.approx(0.0, abs=1e-3)
