@@ -170,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--env-steps", type=int, default=12_000, help="turns to train on")
+    parser.add_argument("--env-steps", type=int, default=6_000, help="turns to train on")
     parser.add_argument("--episodes", type=int, default=128, help="of each judgement")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only show what is there")
