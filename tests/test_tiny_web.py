@@ -65,8 +65,11 @@ def test_webarenas_episodes_are_solved_and_short(monkeypatch):
         assert episode.messages[0]["content"].startswith("OBJECTIVE: Show me ")
 
 
-@pytest.mark.parametrize("name", ["miniwob", "webarena"])
-def test_the_tuned_examples_train_on_the_same_tasks(name):
-    path = Path(__file__).parents[1] / "tuned_examples" / name / "grpo_tiny.yaml"
+@pytest.mark.parametrize("example", ["miniwob/grpo", "miniwob/sft", "webarena/grpo"])
+def test_the_tuned_examples_train_on_tasks_that_the_tiny_model_has_seen(example):
+    path = Path(__file__).parents[1] / "tuned_examples" / f"{example}_tiny.yaml"
     (experiment,) = yaml.safe_load(path.read_text()).values()
-    assert experiment["config"]["env_config"] == getattr(web, f"{name}_config")()
+    config = experiment["config"]["env_config"]
+    seen = getattr(web, f"{example.partition('/')[0]}_config")()
+    assert config | {"item_ids": seen["item_ids"]} == seen
+    assert set(config["item_ids"]) <= set(seen["item_ids"])
