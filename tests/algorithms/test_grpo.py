@@ -1,4 +1,4 @@
-"""GRPO end to end on toy worlds: it resumes bit for bit, survives dead runners, and reports what fails."""
+"""GRPO end to end on toy worlds: it learns, resumes bit for bit, survives dead runners, and reports what fails."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, numbers, toy_config
 
 pytestmark = pytest.mark.slow
+
+
+def test_it_learns_to_say_the_word(tiny_model, build):
+    algo = build(toy_config(tiny_model, lr=3e-3))
+    returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(30)]
+    print("returns", np.round(returns, 3))
+    assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.25
 
 
 def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, tmp_path):

@@ -209,18 +209,19 @@ def test_it_learns_the_expert_without_any_env_runner(tiny_model, build):
     assert results[-1]["learners"]["default_policy"]["gradient_norm"] > 0
 
 
-def test_it_is_judged_in_the_environment_and_on_held_out_samples(tiny_model, build):
-    options = {"env_config": {"num_turns": 2}, "evaluation_interval": 30, "evaluation_splits": ["train"]}
+@pytest.mark.parametrize(("num_turns", "least"), [(1, 0.9), (2, 0.4)])
+def test_it_is_judged_in_the_environment_and_on_held_out_samples(tiny_model, build, num_turns, least):
+    options = {"env_config": {"num_turns": num_turns}, "evaluation_interval": 30, "evaluation_splits": ["train"]}
     algo = build(offline_config(SFTConfig(), tiny_model, **options))
     for _ in range(30):
         result = algo.train()
     before, after = result["evaluation_on_start"], result["evaluation"]
     print("held-out loss", before["loss"], after["loss"], "return", after["train"]["episode_return_mean"])
-    # Seeds 0 to 4: held-out loss 8.7 to 9.1 -> 0.47 0.38 0.46 0.49 0.66; mean return 0.03 -> 0.62 0.74 0.64 0.66 0.66.
+    # Two turns, seeds 0 to 4: held-out loss 9 -> 0.47 0.38 0.46 0.49 0.66; mean return 0.03 -> 0.62 0.74 0.64 .66 .66.
     assert after["loss"] < 0.15 * before["loss"]
     assert after["train"]["num_episodes"] == 16
-    # The samplers hold what was learnt.
-    assert after["train"]["episode_return_mean"] > before["train"]["episode_return_mean"] + 0.3
+    # The samplers hold what was learnt: with one turn nearly every letter is right.
+    assert after["train"]["episode_return_mean"] > least > before["train"]["episode_return_mean"]
     assert result["num_samples"] == 40 - 8
     assert not not_finite(result)
 
