@@ -113,6 +113,10 @@ class Tab:
         await session.send("Page.enable")
         tree = await session.send("Page.getFrameTree")
         tab._main_frame = tree["frameTree"]["frame"]["id"]
+        # A tab that a page has opened may have begun to load, of which nothing was told.
+        state = await session.send("Runtime.evaluate", {"expression": "document.readyState"})
+        if state["result"].get("value") != "complete":
+            tab._loading.add(tab._main_frame)
         return tab
 
     @property

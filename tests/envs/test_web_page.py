@@ -177,6 +177,12 @@ def test_a_page_may_close_its_tab(page):
     assert titles(page) == ["/scripts"] and "RootWebArea '/scripts'" in page.observe()
 
 
+def test_a_tab_that_a_page_opens_is_shown_when_it_has_loaded(page):
+    act(page, "goto [http://shop.test/scripts]")
+    seen = act(page, "click [ID]", "open a slow one")
+    assert titles(page) == ["/scripts", "/trickle"] and "first" in seen and "second" in seen
+
+
 def test_a_page_cannot_open_tabs_without_end(page):
     act(page, "goto [http://shop.test/scripts]")
     act(page, "click [ID]", "open")

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 SITES = ("http://shop.test", "http://forum.test")
 
+TRICKLE_BYTES = 4096
+
 PAGES = {
     "/": """<h1>Welcome</h1>
         <a href="/next">next</a> <a href="http://forum.test/" target="_blank">forum</a>
@@ -19,11 +21,13 @@ PAGES = {
         <iframe srcdoc="<button onclick='parent.document.title = `framed`'>inside</button>"></iframe>""",
     "/next": "<p>You came.</p><a href='/'>home</a>",
     "/popup": "<button onclick='window.close()'>leave</button>",
+    "/trickle": f"<p>first</p><!--{' ' * TRICKLE_BYTES}--><p>second</p>",
     "/scripts": """<button onclick="confirm('Sure?') && (document.title = 'yes')">ask</button>
         <button onclick="fetch('/slow').then(() => document.title = 'fetched')">fetch</button>
         <button onclick="this.remove()">vanish</button>
         <button onclick="window.open('/popup')">open</button>
         <button onclick="for (let i = 0; i < 20; i++) window.open('/next')">open many</button>
+        <button onclick="window.open('/trickle')">open a slow one</button>
         <button onclick="for (;;) {}">hang</button>
         <button onclick="setTimeout(() => document.title = 'late', 60000)">later</button>
         <a href="javascript:document.title = 'script'">script</a>
@@ -73,6 +77,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Disposition", "attachment; filename=file.bin")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if parts.path == "/trickle":
+            self.wfile.write(body[:-TRICKLE_BYTES].encode())  # up to the middle of the comment
+            self.wfile.flush()
+            time.sleep(1.0)
+            body = body[-TRICKLE_BYTES:]
         self.wfile.write(body.encode())
 
     def do_CONNECT(self):
