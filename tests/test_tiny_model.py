@@ -259,6 +259,16 @@ def test_slow_worlds_are_played_once_and_their_longest_episodes_left_out(monkeyp
     assert len(played) == 1
 
 
+def test_a_part_of_the_episodes_may_be_of_the_web_alone(monkeypatch):
+    def play_all(rng):
+        return [ExpertEpisode(({"role": "user", "content": "a page"},), (), "a task", 0)]
+
+    monkeypatch.setattr(sources_module, "miniwob_episodes", play_all)
+    sources, rng = Sources({"textcraft": 0.95, "miniwob": 0.05}), np.random.default_rng(0)
+    drawn = [sources.draw(rng, Plan(), 0.0, web_rate=0.5).item_id for _ in range(200)]
+    assert 0.4 < np.mean([item_id == "a task" for item_id in drawn]) < 0.65
+
+
 def test_no_task_of_the_eval_split_is_in_the_training_data(sources):
     rng = np.random.default_rng(0)
     for world, cls in (("textcraft", TextCraftEnv), ("babyai", BabyAIEnv), ("searchqa", SearchQAEnv)):
@@ -339,6 +349,7 @@ def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypa
             reading_steps=4,
             practice_steps=4,
             mistakes_steps=5,
+            web_steps=3,
             batch_size=2,
             warmup_steps=2,
             measure=False,
@@ -351,7 +362,7 @@ def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypa
     save, interrupted_after = SFT.save_to_path, ""
     monkeypatch.setattr(SFT, "save_to_path", save_to_path)
     straight = run("straight")
-    interrupted_after = "mistakes_checkpoints/checkpoint_000003"
+    interrupted_after = "web_checkpoints/checkpoint_000002"
     with pytest.raises(InterruptionError):
         run("interrupted")
     interrupted_after = ""
@@ -368,7 +379,7 @@ def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypa
     assert model.dtype == torch.float32
     assert (tmp_path / "straight" / "model.safetensors").stat().st_size < 2.2 * model.num_parameters()  # two bytes each
     assert (
-        "--seed 3 --reading-steps 4 --practice-steps 4 --mistakes-steps 5"
+        "--seed 3 --reading-steps 4 --practice-steps 4 --mistakes-steps 5 --web-steps 3"
         in (tmp_path / "straight" / "README.md").read_text()
     )
     assert ChatTokenizer(tmp_path / "straight").end_of_turn_id == model.config.eos_token_id

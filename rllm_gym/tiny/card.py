@@ -38,7 +38,7 @@ and examples use it, and it needs no network. It knows nothing but these worlds,
     {command}
 
 The data are expert episodes of the `train` splits, with **planted mistakes** and **exchanged names**. The `eval` splits
-are held out from the weights and from the tokenizer. Of the episodes
+are held out from the weights and from the tokenizer. Of the episodes, but for the last step,
 {shares}.
 Of TextCraft's, {parts}.
 
@@ -49,20 +49,23 @@ Of TextCraft's, {parts}.
 3. Practice, {practice_steps} train steps: seven tenths of the episodes under true names.
 4. Mistakes, {mistakes_steps} train steps: the same, but in TextCraft's tasks of depth 1, **which the quickstart
    trains**, the expert makes many.
+5. The web, {web_steps} train steps: half of the episodes are of MiniWoB and WebArena, the others as before. There the
+   expert clicks on a wrong element before a quarter of its turns in MiniWoB, which is often an episode's end, and
+   before a seventh of them in WebArena.
 
-All three are runs of this package's own `SFT` (`rllm_gym/tiny/stages.py`). Before each of the expert's turns a mistake
-begins with a chance of 0.1, and it is repeated with a chance of 0.3, each time; in the last step's tasks of depth 1
-with {mistake_rate:g} and {repeat_rate:g}. In TextCraft a mistake is to look at the inventory, to craft the goal before
-all is there, or to take a basic item that only other recipes of the list need.
+All four are runs of this package's own `SFT` (`rllm_gym/tiny/stages.py`). Before each of the expert's turns a mistake
+begins with a chance of 0.1, and it is repeated with a chance of 0.3, each time; in the tasks of depth 1 of the last two
+steps with {mistake_rate:g} and {repeat_rate:g}. In TextCraft a mistake is to look at the inventory, to craft the goal
+before all is there, or to take a basic item that only other recipes of the list need.
 
 The model learns to make the mistakes as it learns everything else. They make tasks neither hopeless nor certain: the
 episodes of one task differ, and a group-relative method finds a signal. **So a part of what reinforcement learning
 gains on this model is that it unlearns planted mistakes.** Whoever shows such a gain should say so, and show the
 held-out tasks beside it.
 
-Settings: seed {seed}, {batch_size} episodes a train step, AdamW at {lr:g} ({mistakes_lr:g} for the mistakes) after
-{warmup_steps} steps of warm-up, falling to 0 in the practice and again in the mistakes, bf16 autocast {bf16}, {threads}
-CPU thread(s). In the loss an action's tokens count 1, the world's 0.2. Training took {seconds:.0f} s.
+Settings: seed {seed}, {batch_size} episodes a train step, AdamW at {lr:g} ({mistakes_lr:g} for the mistakes, {web_lr:g}
+on the web) after {warmup_steps} steps of warm-up, falling to 0 in the practice and in each step after it, bf16 autocast
+{bf16}, {threads} CPU thread(s). In the loss an action's tokens count 1, the world's 0.2. Training took {seconds:.0f} s.
 
 ## What it can do
 

@@ -30,6 +30,7 @@ WORLDS: dict[str, type[TextEnv]] = {
 WORLD_SHARES = {
     "textcraft": 0.72, "babyai": 0.07, "searchqa": 0.08, "sciworld": 0.04, "miniwob": 0.05, "webarena": 0.04,
 }  # fmt: skip
+WEB_WORLDS = ("miniwob", "webarena")
 
 # TextCraft: how many of its episodes are of each part.
 TEXTCRAFT_SHARES = {"depth_1": 0.4, "easy_depth_2": 0.45, "other": 0.15}
@@ -67,14 +68,19 @@ class Sources:
         self.textcraft_parts = textcraft_parts()
         self._pools: dict[str, list[ExpertEpisode]] = {}
 
-    def draw(self, rng: np.random.Generator, plan: Plan, renamed_rate: float) -> ExpertEpisode:
+    def draw(self, rng: np.random.Generator, plan: Plan, renamed_rate: float, web_rate: float = 0.0) -> ExpertEpisode:
         """Return an episode; it depends on nothing but the arguments.
 
         Args:
             renamed_rate: how many of TextCraft's and SearchQA's episodes are under other names.
+            web_rate: how many of the episodes are drawn from the web's worlds alone.
         """
+        shares = self.shares
+        if web_rate and rng.random() < web_rate:
+            shares = {name: share for name, share in shares.items() if name in WEB_WORLDS} or shares
+        weights = np.array(list(shares.values()))
         while True:
-            name = str(rng.choice(list(self.shares), p=list(self.shares.values())))
+            name = str(rng.choice(list(shares), p=weights / weights.sum()))
             episode = self.draw_from(name, rng, plan, renamed_rate)
             if episode.num_chars <= plan.max_chars or name in self._pools:
                 return episode

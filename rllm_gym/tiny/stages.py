@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Tasks and replies count a little: they repeat themselves, and what predicts repetitions also copies names.
 WORLD_WEIGHT = 0.2
+WEB_RATE = 0.5  # how many of the last stage's episodes are drawn from the web's worlds
 MAX_TOKENS = 2048  # of one episode
 CHECKPOINT_EVERY = 50  # train steps
 
@@ -34,6 +35,7 @@ class Stage:
         num_steps: train steps, each with one optimizer step.
         plan: how the experts play.
         renamed_rate: how many of the episodes are under other names.
+        web_rate: how many of the episodes are drawn from the web's worlds alone.
         lr: AdamW's learning rate, after the warm-up.
         is_falling: let it fall to 0.
     """
@@ -44,6 +46,7 @@ class Stage:
     renamed_rate: float
     lr: float
     is_falling: bool = True
+    web_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,24 +57,27 @@ class Settings:
     reading_steps: int = 500
     practice_steps: int = 550
     mistakes_steps: int = 120
+    web_steps: int = 400
     mistake_rate: float = 0.5
     repeat_rate: float = 0.6
     batch_size: int = 16
     lr: float = 2e-3
     mistakes_lr: float = 5e-4
+    web_lr: float = 1.5e-3
     warmup_steps: int = 40
     bf16: bool = True
     threads: int = 1
 
     @property
-    def stages(self) -> tuple[Stage, Stage, Stage]:
-        """Reading, with names exchanged in most episodes; practice; then many mistakes in the simplest tasks."""
+    def stages(self) -> tuple[Stage, ...]:
+        """Reading, with names exchanged in most episodes; practice; many mistakes in simple tasks; then the web."""
         plan = Plan(0.1, 0.3, 0.04, max_turns=8, max_chars=1200)  # short episodes, to see many
         mistakes = replace(plan, mistakes_in={"depth_1": (self.mistake_rate, self.repeat_rate)})
         return (
             Stage("reading", self.reading_steps, plan, 0.9, self.lr, is_falling=False),
             Stage("practice", self.practice_steps, plan, 0.3, self.lr),
             Stage("mistakes", self.mistakes_steps, mistakes, 0.3, self.mistakes_lr),
+            Stage("web", self.web_steps, mistakes, 0.3, self.web_lr, web_rate=WEB_RATE),
         )
 
 
@@ -79,7 +85,7 @@ def draw_episodes(stage: Stage, sources: Sources, settings: Settings) -> Iterato
     """Yield as many episodes as the stage sees; number k depends on the seed, the stage and k alone."""
     for k in range(stage.num_steps * settings.batch_size):
         rng = np.random.default_rng(np.random.SeedSequence((settings.seed, *stage.name.encode(), k)))
-        yield sources.draw(rng, stage.plan, stage.renamed_rate)
+        yield sources.draw(rng, stage.plan, stage.renamed_rate, stage.web_rate)
 
 
 def write_conversations(path: Path, played: Iterable[ExpertEpisode]) -> None:

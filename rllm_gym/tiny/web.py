@@ -21,11 +21,10 @@ MINIWOB_TASKS = (
     "enter-text", "enter-text-dynamic", "choose-list",
 )  # fmt: skip
 
-# WebArena: templates of the embedded sites that an expert solves in two or three turns.
+# WebArena: templates of the embedded sites that an expert solves in two or three turns, although pages are cut.
 WEBARENA_TEMPLATES = (
     "What does the {{product}} cost?",
     "How many products are there in the category {{category}}? Answer with the number only.",
-    "What is the status of my order {{number}}? Answer with the status only.",
     "Show me {{list}}.",
     "How many orders has {{customer}} placed, without canceled ones? Answer with the number only.",
     "What is the email address of the customer with the phone number {{phone}}?",
@@ -33,34 +32,37 @@ WEBARENA_TEMPLATES = (
     "How many products are {{state}}? Answer with the number only.",
 )
 
-MAX_OBSERVATION_TOKENS = 256  # of the tiny tokenizer
-CHARS_PER_TOKEN = 3  # of it, about: it is not there yet when the episodes are played
-MAX_CHARS = 2600  # longer episodes are left out, of SciWorld, too
-NUM_MINIWOB_ROUNDS = 4
+MINIWOB_OBSERVATION_TOKENS = 256  # of the tiny tokenizer
+WEBARENA_OBSERVATION_TOKENS = 384  # with fewer the expert must scroll, and does not find some products at all
+CHARS_PER_TOKEN = 2.5  # of it, about: it is not there yet when the episodes are played
+MAX_CHARS = 3600  # longer episodes are left out, of SciWorld, too
+NUM_MINIWOB_ROUNDS = 40
+NUM_WEBARENA_ROUNDS = 5
 CLICKED_ROLES = ("button", "link", "radio", "checkbox", "tab", "textbox", "heading", "StaticText")
 
 
 def miniwob_config() -> dict[str, Any]:
     """Return the environment's arguments, here and in the tuned examples of the tiny model."""
-    return _config([f"miniwob_{task}" for task in MINIWOB_TASKS])
+    return _config([f"miniwob_{task}" for task in MINIWOB_TASKS], MINIWOB_OBSERVATION_TOKENS)
 
 
 def webarena_config() -> dict[str, Any]:
     """Return the environment's arguments, here and in the tuned examples of the tiny model."""
     tasks = [task["task_id"] for task in load_tasks() if task["intent_template"] in WEBARENA_TEMPLATES]
-    return {"task_set": "embedded", **_config([f"webarena_{number}" for number in tasks])}
+    return {"task_set": "embedded", **_config([f"webarena_{number}" for number in tasks], WEBARENA_OBSERVATION_TOKENS)}
 
 
 def miniwob_episodes(rng: np.random.Generator) -> list[ExpertEpisode]:
     """Play each task with several seeds. A mistake that was planted may be an episode's end."""
     world = MiniWoBEnv(split="train", **miniwob_config())
-    return _play_all(world, world.item_ids * NUM_MINIWOB_ROUNDS, rng, Plan(mistake_rate=0.15))
+    return _play_all(world, world.item_ids * NUM_MINIWOB_ROUNDS, rng, Plan(mistake_rate=0.25))
 
 
 def webarena_episodes(rng: np.random.Generator) -> list[ExpertEpisode]:
-    """Play each task once, and keep the episodes that are short and in which the expert found on from a mistake."""
+    """Play each task with mistakes in several places, and keep the episodes that are short and solved."""
     world = WebArenaEnv(split="train", **webarena_config())
-    return _play_all(world, world.item_ids, rng, Plan(mistake_rate=0.1), only_solved=True)
+    plan = Plan(mistake_rate=0.15, max_turns=6)
+    return _play_all(world, world.item_ids * NUM_WEBARENA_ROUNDS, rng, plan, only_solved=True)
 
 
 def web_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
@@ -74,15 +76,15 @@ def web_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
     return [*clicks, "Thought: I look further down.\nAction: scroll [down]"]
 
 
-def _config(item_ids: Sequence[str]) -> dict[str, Any]:
+def _config(item_ids: Sequence[str], max_observation_tokens: int) -> dict[str, Any]:
     # Without an instruction, which would be most of an episode.
-    return {"item_ids": list(item_ids), "max_observation_tokens": MAX_OBSERVATION_TOKENS, "system_prompt": ""}
+    return {"item_ids": list(item_ids), "max_observation_tokens": max_observation_tokens, "system_prompt": ""}
 
 
 def _play_all(
     world: WebEnv, item_ids: Sequence[str], rng: np.random.Generator, plan: Plan, *, only_solved: bool = False
 ) -> list[ExpertEpisode]:
-    world.count_tokens = lambda text: -(-len(text) // CHARS_PER_TOKEN)
+    world.count_tokens = lambda text: int(len(text) / CHARS_PER_TOKEN)
     episodes = []
     try:
         for item_id in item_ids:
