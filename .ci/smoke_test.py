@@ -1,4 +1,4 @@
-"""Tries the installed wheel outside the checkout: worlds can be made and played, with the shipped tokenizer too."""
+"""Tries the installed wheel away from the checkout: environments can be made and played, with the shipped tokenizer."""
 
 import sys
 from pathlib import Path

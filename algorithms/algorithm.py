@@ -1,4 +1,4 @@
-"""What all methods share: the train step (sample, judge, update, sync), evaluation, records and checkpoints."""
+"""What all methods share: the train step (sample, evaluate, update, sync), evaluation, records and checkpoints."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LLMAlgorithm(Algorithm):
     # --- what train steps are made of ---
 
     def evaluate_on_start(self) -> None:
-        """Judge the policy before the first train step, once, where evaluation is on."""
+        """Evaluate the policy before the first train step, once, where evaluation is on."""
         config = self.config
         if self.training_iteration > 0 or not (config.evaluation_interval and config.evaluation_on_start):
             return
@@ -263,7 +263,7 @@ class LLMAlgorithm(Algorithm):
         return result
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """Judge the present policy on `evaluation_splits`; returns metrics by split, and pooled as `env_runners`."""
+        """Evaluate the present policy on `evaluation_splits`; returns metrics by split, and pooled as `env_runners`."""
         self._make_evaluation_callback("on_evaluate_start")
         everything: list[Episode] = []
         results: dict[str, Any] = {}

@@ -160,12 +160,12 @@ class LLMConfig(AlgorithmConfig):
             temperature, top_p, top_k: of sampling; `top_k` 0 means all. Training uses the same temperature.
             groups_per_step: tasks per train step.
             group_size: episodes per task.
-            num_env_workers: threads that step the worlds while the engine decodes; 0 steps them in line and in a fixed
-                order, which makes seeded runs repeat bit for bit and is best for cheap worlds.
+            num_env_workers: threads that step the environments while the engine decodes; 0 steps them in line and in a
+                fixed order, which makes seeded runs repeat bit for bit and is best for cheap environments.
             episode_timeout_s: wall seconds after which an episode has failed; None never.
-            max_episode_retries: how often a failed episode begins again, on a fresh world, before it is dropped.
+            max_episode_retries: how often a failed episode begins again, on a fresh environment, before it is dropped.
             max_failed_fraction: share of a train step's episodes that may fail before the run stops.
-            max_episode_steps: the horizon, in turns; None leaves it to the world.
+            max_episode_steps: the horizon, in turns; None leaves it to the environment.
             scaling_inter: a schedule of horizons instead: `{type: stepwise, horizons: [..], steps_per_stage: N}`,
                 `{type: fixed, horizons: [N]}` or `{type: adaptive, horizons: [..], min_steps_per_stage: N}` (its other
                 keys: `rllm_gym.callbacks.scaling_inter.AdaptiveSchedule`); of several environments one for all, or
@@ -250,9 +250,9 @@ class LLMConfig(AlgorithmConfig):
         It runs on the training EnvRunners, which hold the newest weights anyway.
 
         Args:
-            evaluation_splits: splits of the environment to judge on.
+            evaluation_splits: splits of the environment to evaluate on.
             evaluation_horizon: in turns; None is the last stage's horizon.
-            evaluation_seed: of the tasks' worlds and of the sampling; the same at every evaluation.
+            evaluation_seed: of the tasks' environments and of the sampling; the same at every evaluation.
             evaluation_on_start: also evaluate before the first train step, when `evaluation_interval` is set.
         """
         self._set(

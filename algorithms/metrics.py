@@ -70,7 +70,7 @@ def metrics_by_env(episodes: list[Episode], failed: list[Episode], names: Sequen
 
 
 def is_success(episode: Episode) -> bool:
-    """Return whether the world said so (`info["is_success"]`), of several agents whether it said so to all."""
+    """Return whether the environment said so (`info["is_success"]`), of several agents whether it said so to all."""
     if "is_success" in episode.info:
         return bool(episode.info["is_success"])
     infos = [info for info in episode.info.values() if isinstance(info, dict)]

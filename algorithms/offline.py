@@ -76,7 +76,7 @@ class OfflineConfig(LLMConfig):
             num_expert_workers: Ray actors that play the expert's episodes; 0 plays them in the driver.
             min_return: leaves out stored episodes with a lower return; None keeps all.
             retokenize: encode stored messages anew, for a model with another tokenizer.
-            observation_weight: how much the world's words count in the loss, beside 1 for the assistant's.
+            observation_weight: how much the environment's words count in the loss, beside 1 for the assistant's.
         """
         self._set(
             data=data,
@@ -145,7 +145,7 @@ class OfflineConfig(LLMConfig):
         return [source for source in (self.data, self.evaluation_data) if source is not None]
 
     def without_data(self) -> Self:
-        """Forget what is learnt from, for a policy that is only judged; it need not be there any more."""
+        """Forget what is learnt from, for a policy that is only evaluated; it need not be there any more."""
         self.data, self.evaluation_data, self._needs_data = None, None, False
         return self
 
@@ -333,7 +333,7 @@ class OfflineAlgorithm(LLMAlgorithm):
         )
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """Judge the present policy: the loss on held-out samples, and success in the environment where there is one."""
+        """Evaluate the policy: the loss on held-out samples, and success in the environment where there is one."""
         self.prepare()
         if self.config.has_env_runners:
             self.sync_weights()

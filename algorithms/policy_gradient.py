@@ -1,4 +1,4 @@
-"""What the policy-gradient methods share: their options, and the train step (sample, judge, update, sync)."""
+"""What the policy-gradient methods share: their options, and the train step (sample, evaluate, update, sync)."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class PPOLearner(PolicyLearner):
     def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
         if not self._has_separate_critic:
             self._hold_shared_policy(module_id, self.is_warming_up)
-        # The world's last reply has no bound; what samplers could not have read, the critic need not.
+        # The environment's last reply has no bound; what samplers could not have read, the critic need not.
         metrics = super()._update_module(module_id, batch.cut(self.config.max_model_len))
         if self.is_warming_up:
             self._num_policy_steps = 0  # a shared critic's steps, too, leave the samplers' weights as they are
@@ -268,7 +268,7 @@ class PPOLearner(PolicyLearner):
 
 
 class PPO(PolicyGradient):
-    """Samples episodes, judges their tokens by a critic, and reinforces those that did better than it expected."""
+    """Samples episodes, values their tokens with a critic, and reinforces those that did better than it expected."""
 
     config: PPOConfig
 

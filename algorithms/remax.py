@@ -47,7 +47,7 @@ class ReMaxConfig(PolicyGradientConfig):
         if self.kl_in != "loss":
             raise ConfigError(f"ReMaxConfig: kl_in must be loss; got {self.kl_in!r}.")
         if len(self.policies) > 1 or self.is_multi_agent:
-            raise ConfigError("ReMaxConfig: worlds of several agents have no one greedy episode to compare with.")
+            raise ConfigError("ReMaxConfig: environments of several agents have no one greedy episode to compare with.")
 
 
 class ReMax(PolicyGradient):
@@ -66,13 +66,13 @@ class ReMax(PolicyGradient):
         greedy = [TaskGroup(task.key, task.item_id, 1, task.env_index) for task in task_of.values()]
         played, _ = self.sample(greedy, max_episode_steps=self.max_episode_steps, greedy=True)
         baseline = {tasks[episode.custom_data["episode"].group.key]: episode.get_return() for episode in played}
-        is_judged = torch.tensor([g in baseline for g in group])
+        has_baseline = torch.tensor([g in baseline for g in group])
         return_N = torch.tensor([stream.get_return() for stream in streams], dtype=torch.float64)
         group_N = torch.tensor(group)
         advantage_N = torch.zeros_like(return_N)
-        advantage_N[is_judged] = greedy_baseline_advantage(
-            return_N[is_judged],
-            group_N[is_judged],
+        advantage_N[has_baseline] = greedy_baseline_advantage(
+            return_N[has_baseline],
+            group_N[has_baseline],
             torch.tensor(list(baseline.values()), dtype=torch.float64),
             torch.tensor(list(baseline), dtype=group_N.dtype),
         )

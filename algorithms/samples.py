@@ -31,7 +31,7 @@ class SampleMaker:
     Args:
         chat: encodes messages.
         max_tokens: what is longer is cut after the last whole turn that fits.
-        observation_weight: how much the world's words count in the loss, beside 1 for the assistant's.
+        observation_weight: how much the environment's words count in the loss, beside 1 for the assistant's.
         retokenize: encode stored messages anew instead of taking the stored ids.
     """
 

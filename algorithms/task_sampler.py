@@ -14,7 +14,7 @@ FIRST_REFILL = 2**20
 class TaskSampler:
     """Deals each environment's tasks in epochs: each is played once before any is played again, shuffled by the seed.
 
-    Groups go to the environments in turns, so that at any time their numbers are to each other as the weights.
+    Groups go to the environments in turns, so that at any time their numbers are in proportion to the weights.
 
     Args:
         item_ids: each environment's tasks; None lets it draw one by its own seed.

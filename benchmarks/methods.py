@@ -1,4 +1,4 @@
-"""Methods and horizon schedules on TextCraft with the tiny model: equal environment steps, one judge, five seeds.
+"""Methods and horizon schedules on TextCraft with the tiny model: equal environment steps, one evaluation, five seeds.
 
     .venv/bin/python benchmarks/methods.py                  # every run that has no row yet, then the table and the plot
     .venv/bin/python benchmarks/methods.py --seeds 0 1 --only grpo_stepwise ppo_stepwise
@@ -6,8 +6,8 @@
     .venv/bin/python benchmarks/methods.py --report         # the table and the plot of the rows that are there
 
 All runs have the quickstart's model, tasks and sampling, and end with the train step that reaches `--env-steps`. Before
-and after they are judged on the same 128 episodes each of training and of held-out tasks, at the longest horizon. Every
-run appends a row to `methods.jsonl` as it ends; one that is interrupted is run again from its start.
+and after they are evaluated on the same 128 episodes each of training and of held-out tasks, at the longest horizon.
+Every run appends a row to `methods.jsonl` as it ends; one that is interrupted is run again from its start.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ def run_one(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, An
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
     algo = config.build_algo()
 
-    def judge() -> dict[str, float]:
+    def evaluate() -> dict[str, float]:
         return {
             split: algo.evaluate_split(split, episodes, horizon=LONG, seed=10_000)[0]["success_rate"]
             for split in ("train", "eval")
         }
 
     start = time.perf_counter()
-    row: dict[str, Any] = {"method": name, "seed": seed, "before": judge(), "curve": []}
+    row: dict[str, Any] = {"method": name, "seed": seed, "before": evaluate(), "curve": []}
     num_env_steps = 0
     while num_env_steps < env_steps:
         result = algo.train()
         num_env_steps = int(result["env_runners"]["num_env_steps_sampled_lifetime"])
         row["curve"].append([num_env_steps, result["env_runners"]["success_rate"], result["max_episode_steps"]])
-    row |= {"after": judge(), "env_steps": num_env_steps, "train_steps": len(row["curve"])}
+    row |= {"after": evaluate(), "env_steps": num_env_steps, "train_steps": len(row["curve"])}
     row |= {"episodes": episodes, "seconds": round(time.perf_counter() - start)}
     algo.stop()
     ray.shutdown()
@@ -144,7 +144,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """Write `methods.png`: judged success after training, every seed a dot."""
+    """Write `methods.png`: evaluated success after training, every seed a dot."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--env-steps", type=int, default=6_000, help="turns to train on")
-    parser.add_argument("--episodes", type=int, default=128, help="of each judgement")
+    parser.add_argument("--episodes", type=int, default=128, help="of each evaluation")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
     parser.add_argument("--report", action="store_true", help="only show what is there")
     parser.add_argument(

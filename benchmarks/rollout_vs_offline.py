@@ -4,7 +4,7 @@
 
 Rollouts are played first. Then the same prompts, each with as many new tokens as the rollout sampled, are given to the
 same engine all at once: first turns first, so that later turns find their prefixes in the cache, as in the rollout. The
-ratio is what waiting for worlds, thin batches and the loop itself leave of the engine's rate.
+ratio is what waiting for environments, thin batches and the loop itself leave of the engine's rate.
 """
 
 from __future__ import annotations

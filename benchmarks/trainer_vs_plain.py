@@ -45,7 +45,7 @@ class Setting:
 
 @dataclass
 class Sampled:
-    """An episode as a sampler hands it over: per turn what the world added, what was sampled, and with which logp."""
+    """An episode as a sampler hands it over: per turn what the environment added, what was sampled, and its logp."""
 
     observations: list[np.ndarray]
     actions: list[np.ndarray]

@@ -1,4 +1,4 @@
-"""Steps, resets and memory of the web worlds with 1, 4 and 16 environments, and BrowserGym's on the same MiniWoB pages.
+"""Steps, resets and memory of 1, 4 and 16 web environments, and of BrowserGym's on the same MiniWoB pages.
 
 A step clicks a check box or a link; environments act at once, each from a thread of its own (BrowserGym's: a process,
 since its Playwright is bound to one thread). Memory is the proportional set size of the processes that were started.
@@ -110,17 +110,17 @@ class BrowserGym:
             self._env.close()
 
 
-def play(world: Any, seeds: range, num_steps: int) -> Times:
+def play(env: Any, seeds: range, num_steps: int) -> Times:
     """Return the seconds of each reset and of each step, and the CPU seconds of each step."""
     times = Times([], [], [])
     children: dict[int, float] = {}  # those that have ended, too
     for seed in seeds:
         start = time.perf_counter()
-        world.reset(seed)
+        env.reset(seed)
         times.resets.append(time.perf_counter() - start)
         for _ in range(num_steps):
             before, own, start = _children_cpu_s(children), time.process_time(), time.perf_counter()
-            world.step()
+            env.step()
             times.steps.append(time.perf_counter() - start)
             own = time.process_time() - own
             times.cpu.append(own + _children_cpu_s(children) - before)
@@ -135,12 +135,12 @@ def _children_cpu_s(seen: dict[int, float]) -> float:
 
 
 def in_threads(make: Any, num_envs: int, seeds: range, num_steps: int) -> tuple[Times, float]:
-    worlds = [make() for _ in range(num_envs)]
+    environments = [make() for _ in range(num_envs)]
     with ThreadPoolExecutor(num_envs) as pool:
-        list(pool.map(lambda world: play(world, range(1), 1), worlds))  # warm up
-        results = list(pool.map(lambda world: play(world, seeds, num_steps), worlds))
+        list(pool.map(lambda env: play(env, range(1), 1), environments))  # warm up
+        results = list(pool.map(lambda env: play(env, seeds, num_steps), environments))
         memory = process_tree_bytes(with_root=False) / 1e6
-        list(pool.map(lambda world: world.close(), worlds))
+        list(pool.map(lambda env: env.close(), environments))
     return _joined(results), memory
 
 
@@ -164,11 +164,11 @@ def in_processes(make: Any, num_envs: int, seeds: range, num_steps: int) -> tupl
 
 
 def _work(make: Any, pipe: Any, seeds: range, num_steps: int) -> None:
-    world = make()
-    play(world, range(1), 1)
-    pipe.send(play(world, seeds, num_steps))
+    env = make()
+    play(env, range(1), 1)
+    pipe.send(play(env, seeds, num_steps))
     pipe.recv()  # its memory is measured
-    world.close()
+    env.close()
 
 
 def main() -> None:
@@ -186,7 +186,7 @@ def main() -> None:
     else:
         print("BrowserGym is not installed; see the head of this file.")
     step_ms: dict[str, float] = {}
-    print("| world | environments | reset ms | step ms, mean | median | CPU ms | steps/s | MB | MB per environment |")
+    print("| environment | number | reset ms | step ms, mean | median | CPU ms | steps/s | MB | MB each |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, make, run in kinds:
         for num_envs in args.num_envs:

@@ -1,7 +1,7 @@
-"""The worlds: text environments of Gymnasium, one folder each.
+"""The environments: text environments of Gymnasium, one folder each.
 
-Every world is a `TextEnv` (`base.py`); `wrappers.py` gives it tokens; `multi_agent.py` is the base of worlds with
-several agents, and is not imported here because it loads RLlib.
+Every environment is a `TextEnv` (`base.py`); `wrappers.py` gives it tokens; `multi_agent.py` is the base of
+environments with several agents, and is not imported here because it loads RLlib.
 """
 
 from __future__ import annotations

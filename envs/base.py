@@ -1,4 +1,4 @@
-"""TextEnv: the base of every text world, and the parsing of what models write."""
+"""TextEnv: the base of every text environment, and the parsing of what models write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllm_gym.envs.text_space import UnicodeText
 from rllm_gym.errors import ConfigError, nearest
 
 SPLITS = ("train", "eval", "all")
-MAX_TEXT_CHARS = 1 << 16  # longest text of a world; web pages and long documents are cut by their worlds
+MAX_TEXT_CHARS = 1 << 16  # longest text of an environment; web pages and long documents are cut by their environments
 
 
 def parse_action(text: str) -> str:
@@ -34,7 +34,7 @@ def parse_action(text: str) -> str:
 
 
 def restrict(rule: str, option: Any, known: Sequence[Any]) -> frozenset[Any]:
-    """Return what an option lets a world draw from: all that is known, one of these, or some.
+    """Return what an option lets an environment draw from: all that is known, one of these, or some.
 
     Args:
         rule: the option's rule for the message, like "TextCraftEnv: depth must be 1, 2, 3 or 4, or a list of these".
@@ -57,7 +57,7 @@ def restrict(rule: str, option: Any, known: Sequence[Any]) -> frozenset[Any]:
 
 
 class TextEnv(gymnasium.Env[str, str]):
-    """A world of numbered tasks ("items") that is read and acted on in plain text.
+    """An environment of numbered tasks ("items") that is read and acted on in plain text.
 
     A subclass sets `name`, `num_items` and `default_system_prompt`, and writes `_split_indices`, `_reset_item`,
     `category`, `step` and `expert_action`; it sets `self.is_success` when the task is solved and returns `self._info()`
@@ -73,7 +73,7 @@ class TextEnv(gymnasium.Env[str, str]):
             `item_ids` are given.
         item_ids: restricts the draws further: a list of item ids ("textcraft_17" or 17), or the path of a JSON or JSON
             Lines file with such ids or with {"item_id": "textcraft_17"} objects.
-        system_prompt: replaces the world's instruction; "" means that there is none.
+        system_prompt: replaces the environment's instruction; "" means that there is none.
 
     Raises:
         ConfigError: an unknown split or item id, a file that cannot be read, or nothing left to draw from.
@@ -102,10 +102,10 @@ class TextEnv(gymnasium.Env[str, str]):
         self._index: int | None = None
         self._selection = self._select(item_ids)
 
-    # What a world writes.
+    # What an environment writes.
 
     def _split_indices(self, split: str) -> Sequence[int]:
-        """Return the items of "train", "eval" or "all", in order, after the world's own filters."""
+        """Return the items of "train", "eval" or "all", in order, after the environment's own filters."""
         raise NotImplementedError
 
     def _reset_item(self, index: int) -> str:

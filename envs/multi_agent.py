@@ -1,4 +1,4 @@
-"""TextMultiAgentEnv: the base of worlds in which several agents read and write text."""
+"""TextMultiAgentEnv: the base of environments in which several agents read and write text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class TextMultiAgentEnv(MultiAgentEnv):
     A subclass writes `reset` and `step`; its `reset` calls `super().reset(seed=seed)`, and takes every random number of
     the episode from `self.np_random`.
 
-    Who acts: the agents in the observations that `reset` and `step` return must act next, and only they. So a world of
-    turns gives one observation at a time, a simultaneous one an observation to everybody. An observation tells an agent
-    what has happened since its last one.
+    Who acts: the agents in the observations that `reset` and `step` return must act next, and only they. So an
+    environment of turns gives one observation at a time, a simultaneous one an observation to everybody. An observation
+    tells an agent what has happened since its last one.
 
     Rewards may go to any agent at any step, waiting ones too; they count for that agent's last action.
 
@@ -68,7 +68,7 @@ class TextMultiAgentEnv(MultiAgentEnv):
 
         Args:
             seed: seeds everything random of the episode.
-            options: {"item_id": ...} asks for a task, where a world has numbered ones.
+            options: {"item_id": ...} asks for a task, where an environment has numbered ones.
 
         Returns:
             The observations of the agents that act first, and their info dictionaries.

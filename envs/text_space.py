@@ -1,4 +1,4 @@
-"""UnicodeText: the space of all texts up to a length; models and worlds write any character. And what a text env is."""
+"""UnicodeText: the space of all texts up to a length; anybody may write any character. What a text environment is."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def check_text_env(env: Any, who: str) -> None:
     """
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(
-            f"{who}: env must be a gymnasium.Env[str, str]; got {env!r}. Give an instance; a world of several agents "
-            "has TokenMultiAgentEnv."
+            f"{who}: env must be a gymnasium.Env[str, str]; got {env!r}. Give an instance; for several agents "
+            "there is TokenMultiAgentEnv."
         )
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)

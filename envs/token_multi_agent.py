@@ -1,4 +1,4 @@
-"""`TokenMultiAgentEnv`: a text world of several agents, each with a token stream of its own."""
+"""`TokenMultiAgentEnv`: a text environment of several agents, each with a token stream of its own."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from rllm_gym.types import TokenIds
 
 
 class TokenMultiAgentEnv:
-    """Give a text world of several agents token ids for actions and observations.
+    """Give a text environment of several agents token ids for actions and observations.
 
-    The world speaks RLlib's `MultiAgentEnv` dictionaries with strings for observations and actions (`TextMultiAgentEnv`
-    does); this one speaks the same dictionaries with ids. It goes by those methods alone and needs no RLlib.
+    The environment speaks RLlib's `MultiAgentEnv` dictionaries with strings for observations and actions
+    (`TextMultiAgentEnv` does); this one speaks the same dictionaries with ids. It goes by those methods alone and needs
+    no RLlib.
 
     Each agent has one conversation, with the rules of `TokenEnv`: its observations and actions in a row are what the
     chat template renders for its `infos[agent]["messages"]`. The conversation opens with the agent's first
     observation, which for some may come after others have acted.
 
     Whoever is in the last observations and has not ended there acts next, and nobody else: an agent hears once between
-    two of its actions. A world that has several things to tell an agent joins them into one text.
+    two of its actions. An environment that has several things to tell an agent joins them into one text.
 
     Args:
-        env: the world. `env.system_prompts`, if there, maps agents to system prompts.
+        env: the environment. `env.system_prompts`, if there, maps agents to system prompts.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        max_tokens: bound on one action and on one observation. A world that says more raises `WorldError`.
+        max_tokens: bound on one action and on one observation. An environment that says more raises `EnvError`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class TokenMultiAgentEnv:
 
     @property
     def unwrapped(self) -> Any:
-        """The text world."""
+        """The text environment."""
         return getattr(self.env, "unwrapped", self.env)
 
     @property

@@ -1,4 +1,4 @@
-"""`TokenEnv`: a text world whose actions and observations are token ids."""
+"""`TokenEnv`: a text environment whose actions and observations are token ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from rllm_gym.envs.text_space import check_text_env
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
@@ -20,9 +20,9 @@ MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
 
 
 class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructorArgs):
-    """Give a text world (`gymnasium.Env[str, str]`) token ids for actions and observations.
+    """Give a text environment (`gymnasium.Env[str, str]`) token ids for actions and observations.
 
-    Observation: the ids that the world adds to the stream. At reset these are the rendered system prompt
+    Observation: the ids that the environment adds to the stream. At reset these are the rendered system prompt
     (`env.unwrapped.system_prompt`, if there is one), the task and the generation prompt; at a step the rendered reply
     and the generation prompt. The observation of a step that terminates has no generation prompt; that of one after
     which a `TimeLimit` outside truncates has it, since nothing in here can know.
@@ -31,19 +31,19 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     limit on tokens), it opens the next observation.
 
     So observation 0, action 0, observation 1, ... in a row are what the chat template renders for `info["messages"]`,
-    and the training sequence. Nothing that was sampled is ever encoded anew. What the world says is plain text:
+    and the training sequence. Nothing that was sampled is ever encoded anew. What the environment says is plain text:
     special tokens spelt out in it stay text.
 
-    Info: the world's own, and `messages`: the conversation so far, a new list at every call.
+    Info: the environment's own, and `messages`: the conversation so far, a new list at every call.
 
-    `env.unwrapped` is the text world.
+    `env.unwrapped` is the text environment.
 
     Args:
-        env: the text world.
+        env: the text environment.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        max_tokens: bound on one action and on one observation; None is 32,768. A world that says more raises
-            `WorldError`.
+        max_tokens: bound on one action and on one observation; None is 32,768. An environment that says more raises
+            `EnvError`.
 
     Attributes:
         chat: the `ChatTokenizer`.
@@ -72,7 +72,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         RecordConstructorArgs.__init__(self, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
         gymnasium.Wrapper.__init__(self, env)
         self.chat = chat
-        if hasattr(env.unwrapped, "count_tokens"):  # a world that cuts what it says to a budget
+        if hasattr(env.unwrapped, "count_tokens"):  # an environment that cuts what it says to a budget
             env.unwrapped.count_tokens = chat.count_tokens
         self.max_tokens = max_tokens
         self.observation_space = TokenSequence(chat.vocab_size, max_tokens)
@@ -129,9 +129,9 @@ def check_length(observation: TokenIds, max_tokens: int, who: Any) -> TokenIds:
     """Return `observation` if it fits the space."""
     if len(observation) <= max_tokens:
         return observation
-    raise WorldError(
+    raise EnvError(
         f"{who}: an observation must have at most max_tokens={max_tokens} tokens; got {len(observation)}. "
-        "Raise max_tokens, or shorten what the world says."
+        "Raise max_tokens, or shorten what the environment says."
     )
 
 

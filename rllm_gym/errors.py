@@ -9,11 +9,11 @@ class RllmGymError(Exception):
     """Base of every error this package raises on purpose."""
 
 
-class WorldError(RllmGymError):
-    """A world failed: its browser died, its server did not answer, its state is lost.
+class EnvError(RllmGymError):
+    """An environment failed: its browser died, its server did not answer, its state is lost.
 
-    Worlds raise it from `reset` or `step`. The rollout loop retries the episode on a fresh environment, then drops and
-    counts it; a failed episode is never trained on as a reward of 0.
+    Environments raise it from `reset` or `step`. The rollout loop retries the episode on a fresh environment, then
+    drops and counts it; a failed episode is never trained on as a reward of 0.
     """
 
 

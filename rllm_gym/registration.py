@@ -1,4 +1,4 @@
-"""Registers text worlds with Gymnasium, each as a token-level and as a text environment, and understands their ids."""
+"""Registers text environments with Gymnasium, each at the level of tokens and of text, and understands their ids."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ PACKAGE = "rllm_gym"
 OBS_TYPES = ("token", "text")
 TEXT_AND_TOKEN_FACTORY = "rllm_gym.registration:make_env"  # the entry point of what this file registers
 
-World = str | Callable[..., gymnasium.Env[str, str]]
+EnvCreator = str | Callable[..., gymnasium.Env[str, str]]
 
 
-def register_text_env(id: str, world: World, *, max_episode_steps: int | None = None, **kwargs: Any) -> None:
-    """Register a world of text under `id`, for `gymnasium.make(id)` and `gymnasium.make(id, obs_type="text")`.
+def register_text_env(id: str, env: EnvCreator, *, max_episode_steps: int | None = None, **kwargs: Any) -> None:
+    """Register an environment of text under `id`, for `gymnasium.make(id)` and `gymnasium.make(id, obs_type="text")`.
 
     Args:
         id: as Gymnasium has it, `[namespace/]Name-vN`. To be found in worker processes too, call this in a module and
             make the environment as `"module:namespace/Name-vN"`.
-        world: the `gymnasium.Env[str, str]` class, or "module:Class", which is imported only when it is made.
+        env: the `gymnasium.Env[str, str]` class, or "module:Class", which is imported only when it is made.
         max_episode_steps: a default for `gymnasium.make(id, max_episode_steps=...)`.
-        kwargs: defaults of the world's keywords, and of `make_env`'s.
+        kwargs: defaults of the environment's keywords, and of `make_env`'s.
 
     Raises:
-        ConfigError: `world` is neither.
+        ConfigError: `env` is neither.
     """
-    if not (callable(world) or (isinstance(world, str) and re.fullmatch(r"[\w.]+:\w+", world))):
+    if not (callable(env) or (isinstance(env, str) and re.fullmatch(r"[\w.]+:\w+", env))):
         raise ConfigError(
-            f'register_text_env: world must be a class, a function or "module:Class"; got {world!r}. '
+            f'register_text_env: env must be a class, a function or "module:Class"; got {env!r}. '
             "An environment that is made already goes into rllm_gym.envs.wrap."
         )
     gymnasium.register(
         id=id,
         entry_point=TEXT_AND_TOKEN_FACTORY,
         max_episode_steps=max_episode_steps,
-        kwargs={"world": world, **kwargs},
+        kwargs={"env": env, **kwargs},
     )
 
 
 def make_env(
-    world: World,
+    env: EnvCreator,
     *,
     obs_type: str = "token",
     tokenizer: str | PreTrainedTokenizerBase | None = None,
@@ -59,23 +59,23 @@ def make_env(
     max_tokens: int | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env[Any, Any]:
-    """Make a world at the token level or the text level; what `gymnasium.make` calls for every registered world.
+    """Make an environment at the token or the text level; what `gymnasium.make` calls for every registered environment.
 
     Args:
-        world: the `gymnasium.Env[str, str]` class, or "module:Class".
+        env: the `gymnasium.Env[str, str]` class, or "module:Class".
         obs_type: "token": actions and observations are token ids; "text": they are strings.
         tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
         chat_template: replaces the tokenizer's template.
         max_tokens: bound on one action and on one observation in tokens; see `TokenEnv`.
-        kwargs: keywords of the world.
+        kwargs: keywords of the environment.
 
     Raises:
-        ConfigError: an unknown level, a keyword that the world does not take, an option of the token level for the text
-            level, or a world whose spaces are not text.
+        ConfigError: an unknown level, a keyword that the environment does not take, an option of the token level for
+            the text level, or an environment whose spaces are not text.
     """
     if obs_type not in OBS_TYPES:
         raise ConfigError(f'make_env: obs_type must be "token" or "text"; got {obs_type!r}. Choose one of these.')
-    create: Callable[..., Any] = load_env_creator(world) if isinstance(world, str) else world
+    create: Callable[..., Any] = load_env_creator(env) if isinstance(env, str) else env
     _check_keywords(create, kwargs)
     options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens}
     if obs_type == "text":
@@ -85,13 +85,13 @@ def make_env(
                     f"make_env: {key} belongs to the token level; got {value!r} with obs_type='text'. "
                     f'Leave it out, or use obs_type="token".'
                 )
-    env = create(**kwargs)
-    check_text_env(env, "make_env")
+    text_env = create(**kwargs)
+    check_text_env(text_env, "make_env")
     if obs_type == "text":
-        return env
+        return text_env
     from rllm_gym.envs.wrappers import TokenEnv  # loads transformers, which the text level does without
 
-    return TokenEnv(env, **options)
+    return TokenEnv(text_env, **options)
 
 
 def normalize_env_id(id: str) -> str:
@@ -135,7 +135,7 @@ def normalize_env_id(id: str) -> str:
 
 
 def _check_keywords(create: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Refuse keywords that a world does not list, unless it takes any."""
+    """Refuse keywords that an environment does not list, unless it takes any."""
     parameters = inspect.signature(create).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return

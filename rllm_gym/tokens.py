@@ -263,7 +263,7 @@ class ChatTokenizer:
 
 
 class Conversation:
-    """One agent's conversation with a world, in messages and in tokens.
+    """One agent's conversation with an environment, in messages and in tokens.
 
     Calls come in the order open, act, reply, act, reply, ... The ids that they return or take, put in a row, are
     exactly what the chat template renders for `messages`, as long as the policy samples canonical encodings. Ids
@@ -307,7 +307,7 @@ class Conversation:
         return text
 
     def reply(self, text: str, *, terminated: bool) -> TokenIds:
-        """Return the ids that the world adds to the stream after an action.
+        """Return the ids that the environment adds to the stream after an action.
 
         They are the end-of-turn token if the action lacked it, whatever the template writes after it, the user's turn,
         and, unless the episode has terminated, the generation prompt.

@@ -13,7 +13,7 @@ TokenIds = npt.NDArray[np.int64]  # shape [T]
 Logps = npt.NDArray[np.float32]  # shape [T], natural logarithms
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
-AGENT = "agent"  # the agent's name in a world that has only one
+AGENT = "agent"  # the agent's name in an environment that has only one
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Engine(Protocol):
 
 @dataclass
 class Turn:
-    """One completion, and what the world had added before it.
+    """One completion, and what the environment had added before it.
 
     `env_step` counts the environment's steps before this action, so that turns of several agents can be put in order.
     """
@@ -134,10 +134,10 @@ class Stream:
 class Episode:
     """One play of one task by one or several agents.
 
-    `end_reason` is one of `terminated`, `horizon`, `context_limit` (no room for a whole turn), `truncated` (the world
-    said so), `error` (the world failed after its retries; `error` holds the text, and nothing of it is trained).
-    `info` is the last step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info} of several.
-    `timings` are seconds: `env_s`, `engine_s`, `total_s`.
+    `end_reason` is one of `terminated`, `horizon`, `context_limit` (no room for a whole turn), `truncated` (the
+    environment said so), `error` (the environment failed after its retries; `error` holds the text, and nothing of it
+    is trained). `info` is the last step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info}
+    of several. `timings` are seconds: `env_s`, `engine_s`, `total_s`.
     """
 
     episode_id: str

@@ -1,4 +1,4 @@
-"""Finding what to resume, judge or export."""
+"""Finding what to resume, evaluate or export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids, levels and keywords of registered worlds."""
+"""Ids, levels and keywords of registered environments."""
 
 import sys
 import types
@@ -51,10 +51,10 @@ def test_every_spelling_of_an_id_means_the_one_that_works_in_any_process(id):
 
 
 def test_ids_of_other_modules_are_kept_after_importing_them(registry, monkeypatch):
-    module = types.ModuleType("other_worlds")
-    monkeypatch.setitem(sys.modules, "other_worlds", module)
+    module = types.ModuleType("other_environments")
+    monkeypatch.setitem(sys.modules, "other_environments", module)
     register_text_env("Echo-v0", Echo)
-    assert normalize_env_id("other_worlds:Echo-v0") == "other_worlds:Echo-v0"
+    assert normalize_env_id("other_environments:Echo-v0") == "other_environments:Echo-v0"
     assert normalize_env_id("Echo-v0") == "Echo-v0"
 
 
@@ -80,7 +80,7 @@ def test_a_bare_name_that_means_two_environments_is_refused(registry):
     assert normalize_env_id("rllm_gym/TextCraft-v0") == TEXTCRAFT
 
 
-def test_a_registered_world_has_both_levels_and_its_defaults(registry):
+def test_a_registered_environment_has_both_levels_and_its_defaults(registry):
     register_text_env("Echo-v0", Echo, suffix="?", max_episode_steps=2)
     env = gymnasium.make("Echo-v0", obs_type="text")
     assert env.reset()[0] == "hello"

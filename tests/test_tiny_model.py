@@ -24,16 +24,16 @@ from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines.transformers import TransformersEngine
-from rllm_gym.tiny import sources as sources_module
-from rllm_gym.tiny import stages
-from rllm_gym.tiny import train as training
-from rllm_gym.tiny.episodes import ExpertEpisode, Plan
-from rllm_gym.tiny.evaluate import MAX_NEW_TOKENS, TASK_SETS, Score, evaluate, pooled_success
-from rllm_gym.tiny.mistakes import textcraft_mistakes
-from rllm_gym.tiny.renaming import item_words, rename_items
-from rllm_gym.tiny.sources import EASY_TURNS, Sources, num_expert_turns
-from rllm_gym.tiny.stages import WORLD_WEIGHT, Settings, write_conversations
 from rllm_gym.tokens import ChatTokenizer
+from tools.tiny_model import sources as sources_module
+from tools.tiny_model import stages
+from tools.tiny_model import train as training
+from tools.tiny_model.episodes import ExpertEpisode, Plan
+from tools.tiny_model.mistakes import textcraft_mistakes
+from tools.tiny_model.renaming import item_words, rename_items
+from tools.tiny_model.sources import EASY_TURNS, Sources, num_expert_turns
+from tools.tiny_model.stages import ENV_WEIGHT, Settings, write_conversations
+from tools.tiny_model.success_rates import MAX_NEW_TOKENS, TASK_SETS, Score, evaluate, pooled_success
 
 EVAL_ITEMS = set(TextCraftEnv(split="eval").item_ids)
 
@@ -45,7 +45,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def sources():
-    """Without the worlds that need Java or a browser; what they play is drawn from as from the others."""
+    """Without the environments that need Java or a browser; what they play is drawn from as from the others."""
     sources = Sources({"textcraft": 0.8, "babyai": 0.1, "searchqa": 0.1})
     yield sources
     sources.close()
@@ -68,7 +68,7 @@ def textcraft_episodes(sources, num, plan):
 def samples_of(episodes, tmp_path, chat):
     """What SFT learns of episodes."""
     write_conversations(tmp_path / "episodes.jsonl", episodes)
-    maker = SampleMaker(chat, max_tokens=4096, observation_weight=WORLD_WEIGHT)
+    maker = SampleMaker(chat, max_tokens=4096, observation_weight=ENV_WEIGHT)
     return list(samples_of_path(tmp_path / "episodes.jsonl", maker, min_return=None))
 
 
@@ -156,12 +156,12 @@ def test_the_tokenizer_is_the_same_however_it_is_loaded(tokenizer):
     assert tokenizer.encode(text) == from_file.encode(text).ids
 
 
-def test_words_of_the_worlds_are_short_in_tokens(sources, tokenizer):
+def test_words_of_the_environments_are_short_in_tokens(sources, tokenizer):
     # Each token costs time on two cores.
-    for world, most in (("textcraft", 0.32), ("babyai", 0.32), ("searchqa", 0.36)):
+    for env, most in (("textcraft", 0.32), ("babyai", 0.32), ("searchqa", 0.36)):
         rng = np.random.default_rng(0)
-        texts = [m["content"] for _ in range(20) for m in sources.draw_from(world, rng, Plan()).messages]
-        assert sum(len(tokenizer.encode(text)) for text in texts) < most * sum(map(len, texts)), world
+        texts = [m["content"] for _ in range(20) for m in sources.draw_from(env, rng, Plan()).messages]
+        assert sum(len(tokenizer.encode(text)) for text in texts) < most * sum(map(len, texts)), env
 
 
 # The training data.
@@ -175,11 +175,11 @@ def test_training_ids_are_what_the_token_environment_makes(sources, tmp_path):
         actions = [m["content"] for m in episode.messages if m["role"] == "assistant"]
         observation, _ = fresh.reset(seed=episode.seed, options={"item_id": episode.item_id})
         # (ids, weight): the task, then actions, with replies between them
-        parts, reward = [(observation, WORLD_WEIGHT)], 0.0
+        parts, reward = [(observation, ENV_WEIGHT)], 0.0
         for action in actions:
             ids = fresh.get_wrapper_attr("encode_action")(action)
             observation, reward, *_ = fresh.step(ids)
-            parts += [(ids, 1.0), (observation, WORLD_WEIGHT)]
+            parts += [(ids, 1.0), (observation, ENV_WEIGHT)]
         np.testing.assert_array_equal(sample.token_ids, np.concatenate([part for part, _ in parts[:-1]]))
         weights = np.concatenate([np.full(len(part), weight, np.float32) for part, weight in parts[:-1]])
         np.testing.assert_array_equal(sample.weights, weights)
@@ -187,44 +187,44 @@ def test_training_ids_are_what_the_token_environment_makes(sources, tmp_path):
         assert reward == 1.0 or len(actions) == plan.max_turns
 
 
-def test_a_system_prompt_is_the_worlds_own_and_part_of_the_first_observation(sources, tmp_path):
+def test_a_system_prompt_is_the_environments_own_and_part_of_the_first_observation(sources, tmp_path):
     episode = textcraft_episodes(sources, 1, Plan(system_prompt_rate=1.0))[0]
     env = TokenEnv(TextCraftEnv())
     observation, _ = env.reset(seed=episode.seed, options={"item_id": episode.item_id})
     [sample] = samples_of([episode], tmp_path, env.chat)
     np.testing.assert_array_equal(sample.token_ids[: len(observation)], observation)
     assert sample.weights[len(observation)] == 1.0 and set(sample.weights[: len(observation)]) == {
-        np.float32(WORLD_WEIGHT)
+        np.float32(ENV_WEIGHT)
     }
 
 
-@pytest.mark.parametrize("world", ["textcraft", "babyai", "searchqa"])
-def test_after_planted_mistakes_the_expert_still_gets_there(sources, world):
+@pytest.mark.parametrize("env", ["textcraft", "babyai", "searchqa"])
+def test_after_planted_mistakes_the_expert_still_gets_there(sources, env):
     rng, plan = np.random.default_rng(0), Plan(mistake_rate=0.3, repeat_rate=0.3, max_turns=40)
     num_mistakes = 0
     for _ in range(25):
-        episode = sources.draw_from(world, rng, plan)
+        episode = sources.draw_from(env, rng, plan)
         num_mistakes += sum(episode.is_mistake)
         assert len(episode.is_mistake) < plan.max_turns, episode.item_id  # it ended by itself
-        assert not episode.is_mistake[-1] or world == "babyai"  # a stroll may end at the goal
+        assert not episode.is_mistake[-1] or env == "babyai"  # a stroll may end at the goal
     assert num_mistakes > 10
 
 
 def test_textcrafts_mistakes_are_legal_and_of_no_use(sources):
-    world, rng = TextCraftEnv(), np.random.default_rng(0)
+    env, rng = TextCraftEnv(), np.random.default_rng(0)
     kinds = set()
     items = [item_id for part in sources.textcraft_parts.values() for item_id in part]
     for number in range(60):
         item_id = items[rng.integers(len(items))]
-        task, _ = world.reset(seed=number, options={"item_id": item_id})
+        task, _ = env.reset(seed=number, options={"item_id": item_id})
         for _ in range(int(rng.integers(num_expert_turns(TextCraftEnv(), item_id)))):
-            world.step(world.expert_action())
-        right = world.expert_action()
-        for text in textcraft_mistakes(world, task, ""):
-            reply, reward, terminated, _, _ = world.step(text)
+            env.step(env.expert_action())
+        right = env.expert_action()
+        for text in textcraft_mistakes(env, task, ""):
+            reply, reward, terminated, _, _ = env.step(text)
             kinds.add(re.match(r"Inventory: |Could not find enough items to craft |Got ", reply)[0])
             assert (reward, terminated) == (0.0, False)
-            assert world.expert_action() == right, (item_id, text)
+            assert env.expert_action() == right, (item_id, text)
     assert len(kinds) == 3
 
 
@@ -247,7 +247,7 @@ def test_a_part_of_textcraft_may_have_mistakes_of_its_own(sources):
     assert 0.3 < np.mean(of_part[True]) < 0.6 and not any(of_part[False])
 
 
-def test_slow_worlds_are_played_once_and_their_longest_episodes_left_out(monkeypatch):
+def test_slow_environments_are_played_once_and_their_longest_episodes_left_out(monkeypatch):
     def play_all(rng):
         played.append(rng)
         return [ExpertEpisode(({"role": "user", "content": size * "a"},), (), str(size), 0) for size in (10, 20, 9000)]
@@ -271,14 +271,14 @@ def test_a_part_of_the_episodes_may_be_of_the_web_alone(monkeypatch):
 
 def test_no_task_of_the_eval_split_is_in_the_training_data(sources):
     rng = np.random.default_rng(0)
-    for world, cls in (("textcraft", TextCraftEnv), ("babyai", BabyAIEnv), ("searchqa", SearchQAEnv)):
+    for env, cls in (("textcraft", TextCraftEnv), ("babyai", BabyAIEnv), ("searchqa", SearchQAEnv)):
         held_out = set(cls(split="eval").item_ids)
-        drawn = {sources.draw_from(world, rng, Plan()).item_id for _ in range(150)}
+        drawn = {sources.draw_from(env, rng, Plan()).item_id for _ in range(150)}
         assert len(drawn) > 50 and not drawn & held_out
     assert not set().union(*sources.textcraft_parts.values()) & EVAL_ITEMS
 
 
-def test_an_episode_under_other_names_is_what_a_world_with_these_names_would_say(sources):
+def test_an_episode_under_other_names_is_what_an_environment_with_these_names_would_say(sources):
     rng = np.random.default_rng(0)
     for episode in textcraft_episodes(sources, 20, Plan(0.2)):
         renamed = rename_items(episode.messages, rng)
@@ -400,11 +400,11 @@ def test_the_model_solves_some_tasks_and_leaves_room(one_thread):
 def test_task_sets_are_of_their_split_and_easy_ones_can_be_solved_in_time():
     assert len(TASK_SETS["TextCraft depth 1, eval"].item_ids()) == 31
     easy = TASK_SETS["TextCraft easy depth 2, eval"]
-    world = TextCraftEnv(split="all")
-    assert all(num_expert_turns(world, item, seed=1) <= EASY_TURNS < easy.horizon for item in easy.item_ids())
+    env = TextCraftEnv(split="all")
+    assert all(num_expert_turns(env, item, seed=1) <= EASY_TURNS < easy.horizon for item in easy.item_ids())
     for name, tasks in TASK_SETS.items():
-        if tasks.world is not SciWorldEnv:  # its items are a matter of their numbers
-            assert set(tasks.item_ids()) <= set(tasks.world(split=name.rpartition(" ")[2]).item_ids), name
+        if tasks.env is not SciWorldEnv:  # its items are a matter of their numbers
+            assert set(tasks.item_ids()) <= set(tasks.env(split=name.rpartition(" ")[2]).item_ids), name
 
 
 def test_the_pooled_success_counts_each_task_once():

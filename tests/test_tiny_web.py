@@ -11,8 +11,8 @@ from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.miniwob.expert import EXPERTS
 from rllm_gym.envs.webarena.embedded import load_tasks
 from rllm_gym.envs.webarena.env import WebArenaEnv
-from rllm_gym.tiny import web
-from rllm_gym.tiny.episodes import Plan, play
+from tools.tiny_model import web_tasks as web
+from tools.tiny_model.episodes import Plan, play
 
 
 def actions(episode):
@@ -38,15 +38,15 @@ def test_miniwobs_episodes_repeat_and_are_short(monkeypatch):
 
 
 @pytest.fixture
-def world():
-    world = MiniWoBEnv(split="train", **web.miniwob_config())
-    yield world
-    world.close()
+def env():
+    env = MiniWoBEnv(split="train", **web.miniwob_config())
+    yield env
+    env.close()
 
 
-def test_a_mistake_is_a_legal_action_on_what_is_shown_and_the_expert_finds_on(world):
-    episode = play(world, "miniwob_enter-text", np.random.default_rng(0), web.web_mistakes, Plan(mistake_rate=0.6))
-    assert world.is_success
+def test_a_mistake_is_a_legal_action_on_what_is_shown_and_the_expert_finds_on(env):
+    episode = play(env, "miniwob_enter-text", np.random.default_rng(0), web.web_mistakes, Plan(mistake_rate=0.6))
+    assert env.is_success
     assert True in episode.is_mistake[:-1]
     for number, (action, is_mistake) in enumerate(zip(actions(episode), episode.is_mistake, strict=True)):
         shown = episode.messages[2 * number]["content"]
@@ -76,8 +76,8 @@ def test_miniwobs_sft_example_trains_on_what_the_tiny_model_has_seen():
     assert env_config_of("miniwob/sft") == web.miniwob_config()
 
 
-@pytest.mark.parametrize("world", ["miniwob", "webarena"])
-def test_the_grpo_examples_train_on_some_of_it(world):
-    config, seen = env_config_of(f"{world}/grpo"), getattr(web, f"{world}_config")()
+@pytest.mark.parametrize("environment", ["miniwob", "webarena"])
+def test_the_grpo_examples_train_on_some_of_it(environment):
+    config, seen = env_config_of(f"{environment}/grpo"), getattr(web, f"{environment}_config")()
     assert config | {"item_ids": seen["item_ids"]} == seen
     assert set(config["item_ids"]) < set(seen["item_ids"])

@@ -1,4 +1,4 @@
-"""Each world's example for the tiny model builds as it stands and takes two train steps."""
+"""Each environment's example for the tiny model builds as it stands and takes two train steps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixture
 FOLDER = Path(__file__).parents[1] / "tuned_examples"
 
 
-@pytest.mark.parametrize("world", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])
-def test_the_tiny_example_takes_two_train_steps(world):
-    [config] = check_experiment(read_experiment(FOLDER / world / "grpo_tiny.yaml"), allow_lookup=False).configs
-    # Fewer episodes, and no judging before the first step; the rest is the example's.
+@pytest.mark.parametrize("env", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])
+def test_the_tiny_example_takes_two_train_steps(env):
+    [config] = check_experiment(read_experiment(FOLDER / env / "grpo_tiny.yaml"), allow_lookup=False).configs
+    # Fewer episodes, and no evaluating before the first step; the rest is the example's.
     config.update_from_dict(
         {"groups_per_step": 4, "group_size": 4, "evaluation_interval": None, "save_trajectories": False}
     )

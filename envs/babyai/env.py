@@ -1,4 +1,4 @@
-"""BabyAIEnv: the world of BabyAI."""
+"""BabyAIEnv: the environment of BabyAI."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Action: one of the actions below
 
 
 class BabyAIEnv(TextEnv):
-    """Carry out an instruction in a grid world.
+    """Carry out an instruction in a grid environment.
 
     Task:
         40 levels of BabyAI: one room or up to nine, with doors that may be locked, keys, balls and boxes; instructions

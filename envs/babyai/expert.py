@@ -1,7 +1,8 @@
 """An expert for BabyAI: from any state, the next action towards completing the instruction.
 
 Differs from minigrid's `BabyAIBot`, whose plan is a stack that only a whole episode from its start builds up, and which
-fails or loops on some levels: here each call plans afresh from the state of the world, as far as the agent has seen it.
+fails or loops on some levels: here each call plans afresh from the state of the environment, as far as the agent has
+    seen it.
 """
 
 from __future__ import annotations

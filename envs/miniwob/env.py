@@ -1,4 +1,4 @@
-"""MiniWoBEnv: the world of MiniWoB."""
+"""MiniWoBEnv: the environment of MiniWoB."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rllm_gym.envs.miniwob.expert import GIVE_UP, advise
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS, html_folder
 from rllm_gym.envs.web.env import Verdict, WebEnv
-from rllm_gym.errors import ConfigError, WorldError, nearest
+from rllm_gym.errors import ConfigError, EnvError, nearest
 
 if TYPE_CHECKING:
     from rllm_gym.envs.web.page import WebPage
@@ -82,7 +82,7 @@ class MiniWoBEnv(WebEnv):
 
     Raises:
         ConfigError: see `TextEnv` and `WebEnv`; or, at the first reset, the package miniwob is missing.
-        WorldError: see `WebEnv`.
+        EnvError: see `WebEnv`.
     """
 
     name = "miniwob"
@@ -128,7 +128,7 @@ class MiniWoBEnv(WebEnv):
         try:
             self._instruction = page.evaluate(BEGIN, [self._seed, MAX_TIME_MS])
         except PageError as e:
-            raise WorldError(f"{self._who}: {TASKS[index]} does not start: {e}") from e
+            raise EnvError(f"{self._who}: {TASKS[index]} does not start: {e}") from e
         return page
 
     def _judge(self, answer: str | None) -> Verdict:

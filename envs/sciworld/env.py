@@ -1,4 +1,4 @@
-"""SciWorldEnv: the world of ScienceWorld."""
+"""SciWorldEnv: the environment of ScienceWorld."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from rllm_gym.envs.base import TextEnv, parse_action, restrict
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
-from rllm_gym.envs.sciworld.jvm import World
+from rllm_gym.envs.sciworld.jvm import Simulation
 from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, TASKS, load_items, split_indices
-from rllm_gym.errors import ConfigError, WorldError, nearest
+from rllm_gym.errors import ConfigError, EnvError, nearest
 
 TASK_SETS = ("all", "agentgym")
 MAX_ACTION_CHARS = 500  # several times the longest command; the simulator reads no more of a text
@@ -84,7 +84,7 @@ class SciWorldEnv(TextEnv):
 
     Raises:
         ConfigError: see `TextEnv`; an unknown task set or task; or a package or Java is missing.
-        WorldError: from `reset` and `step`, when the Java process dies; the next reset starts a new one.
+        EnvError: from `reset` and `step`, when the Java process dies; the next reset starts a new one.
     """
 
     name = "sciworld"
@@ -109,7 +109,7 @@ class SciWorldEnv(TextEnv):
             "SciWorldEnv: tasks must be names of science tasks", tasks, [task.name for task in TASKS]
         )
         self.num_items = len(load_items())
-        self._world: World | None = None
+        self._simulation: Simulation | None = None
         self._observation = ""
         self._history: list[tuple[str, str]] = []  # (action, reply)
         self._score = 0
@@ -129,13 +129,13 @@ class SciWorldEnv(TextEnv):
         self._history = []
         self._score = 0
         self._is_over = False
-        old, self._world = self._world, None
-        self._world, self._observation = self._open(old)
+        old, self._simulation = self._simulation, None
+        self._simulation, self._observation = self._open(old)
         return self._observation
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         command = parse_action(action)[:MAX_ACTION_CHARS]
-        reply, score, is_complete = self._live_world().step(_without_reset(command))
+        reply, score, is_complete = self._live_simulation().step(_without_reset(command))
         self._history.append((command, reply))
         reward = 0.0
         if not self._is_over:
@@ -148,40 +148,40 @@ class SciWorldEnv(TextEnv):
     def expert_action(self) -> str:
         try:
             path = gold_path(self.index)
-        except WorldError:  # the next step says so
+        except EnvError:  # the next step says so
             path = ()
         action = next_action(path, self._observation, self._history)
         return f"Thought: My next step is to {action or 'cancel'}.\nAction: {action}"
 
     def close(self) -> None:
-        if self._world is not None:
-            self._world.close()
-        self._world = None
+        if self._simulation is not None:
+            self._simulation.close()
+        self._simulation = None
         self._index = None
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy opens its own world and repeats the actions, when it is stepped."""
-        return {**self.__dict__, "_world": None}
+        """A copy opens its own environment and repeats the actions, when it is stepped."""
+        return {**self.__dict__, "_simulation": None}
 
     def _info(self) -> dict[str, Any]:
         return {**super()._info(), "score": self._score}
 
-    def _open(self, old: World | None = None) -> tuple[World, str]:
+    def _open(self, old: Simulation | None = None) -> tuple[Simulation, str]:
         """Load the present item and return it with its first observation."""
         task, variation = load_items()[self.index]
-        world = World(task.name, variation, replaces=old)
-        return world, f"{world.description}\n{world.step('look around')[0]}"
+        simulation = Simulation(task.name, variation, replaces=old)
+        return simulation, f"{simulation.description}\n{simulation.step('look around')[0]}"
 
-    def _live_world(self) -> World:
-        """Return the episode's world, after opening it again in a copy of the environment or a forked process."""
-        if self._world is None or self._world.is_foreign:
-            world, _ = self._open()
+    def _live_simulation(self) -> Simulation:
+        """Return the episode's environment, after opening it again in a copy of the environment or a forked process."""
+        if self._simulation is None or self._simulation.is_foreign:
+            simulation, _ = self._open()
             for command, reply in self._history:
-                if world.step(_without_reset(command))[0] != reply:
-                    raise WorldError(f"SciWorldEnv: a copied episode must repeat; {command!r} differed. Reset it.")
-            self._world = world
-        return self._world
+                if simulation.step(_without_reset(command))[0] != reply:
+                    raise EnvError(f"SciWorldEnv: a copied episode must repeat; {command!r} differed. Reset it.")
+            self._simulation = simulation
+        return self._simulation
 
 
 def _without_reset(command: str) -> str:

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable
 
-from rllm_gym.envs.sciworld.jvm import World
+from rllm_gym.envs.sciworld.jvm import Simulation
 from rllm_gym.envs.sciworld.tasks import load_items
 
 UNKNOWN = "No known action matches that input."
@@ -21,14 +21,14 @@ def gold_path(index: int) -> tuple[str, ...]:
     """Return the simulator's own solution of an item; genetics tasks take seconds, and others wait meanwhile.
 
     Raises:
-        WorldError: the simulator failed.
+        EnvError: the simulator failed.
     """
     task, variation = load_items()[index]
-    world = World(task.name, variation, has_gold=True)
+    simulation = Simulation(task.name, variation, has_gold=True)
     try:
-        return world.gold_path()
+        return simulation.gold_path()
     finally:
-        world.close()
+        simulation.close()
 
 
 def next_action(path: tuple[str, ...], observation: str, history: Iterable[tuple[str, str]]) -> str:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from rllm_gym.envs.sciworld.java import PIP_INSTALL, find_java
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 try:
     from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway, find_jar_path
@@ -24,7 +24,7 @@ except ModuleNotFoundError as e:
     raise ConfigError(f"SciWorld-v0 needs the {str(e.name).partition('.')[0]} package: {PIP_INSTALL}.") from e
 
 HEAP_MB = 1024  # the whole Java process then stays below 1.3 GB
-MAX_WORLDS = 80  # a loaded world takes 10 MB of it; a heap that is nearly full makes everything very slow
+MAX_SIMULATIONS = 80  # a loaded simulation takes 10 MB of it; a heap that is nearly full makes everything very slow
 CALL_TIMEOUT_S = 300.0  # the slowest call, a gold path in genetics, takes 5 to 16 s on an idle machine
 OPTIONS = (
     f"-Xmx{HEAP_MB}m",
@@ -38,37 +38,39 @@ OPTIONS = (
     "-XX:hashCode=2",
 )
 
-# The simulator is not thread-safe, not even between two of its worlds.
+# The simulator is not thread-safe, not even between two of its simulations.
 _lock = threading.Lock()
 _jvm: Jvm | None = None
 
 
-class World:
+class Simulation:
     """One loaded variation of a task, in the shared Java process, which starts with the first one.
 
-    The Java process ends when the last world is closed or dropped, or with Python. A world that is dropped without
-    `close` is freed when the next one is opened or closed.
+    The Java process ends when the last simulation is closed or dropped, or with Python. A simulation that is dropped
+    without `close` is freed when the next one is opened or closed.
 
     Args:
         task: the simulator's name of the task.
         variation: its number.
         has_gold: also have the simulator solve it, which takes from tenths of a second to many seconds.
-        replaces: a world to close first.
+        replaces: a simulation to close first.
 
     Raises:
-        ConfigError: Java is not installed, or too many worlds are open.
-        WorldError: the Java process died, did not answer, or raised.
+        ConfigError: Java is not installed, or too many simulations are open.
+        EnvError: the Java process died, did not answer, or raised.
     """
 
-    def __init__(self, task: str, variation: int, *, has_gold: bool = False, replaces: World | None = None) -> None:
+    def __init__(
+        self, task: str, variation: int, *, has_gold: bool = False, replaces: Simulation | None = None
+    ) -> None:
         with _lock:
             if replaces is not None:
-                replaces._release()  # the Java process goes on even if this was its only world
+                replaces._release()  # the Java process goes on even if this was its only simulation
             self._jvm = _shared_jvm()
             # A fresh interface each time: a used one keeps the old score until the first move.
             self._interface = self._jvm.call(self._jvm.interface_class)
             self._release: weakref.finalize = weakref.finalize(self, _drop, self._jvm, self._interface)
-            self._jvm.num_worlds += 1
+            self._jvm.num_simulations += 1
             self._jvm.call(self._interface.load, task, variation, "", has_gold)
             self.description: str = self._jvm.call(self._interface.getTaskDescription)
 
@@ -89,7 +91,7 @@ class World:
             return reply, score, self._jvm.call(self._interface.getCompleted)
 
     def gold_path(self) -> tuple[str, ...]:
-        """Return the simulator's own solution; the world must have been opened with `has_gold`."""
+        """Return the simulator's own solution; the simulation must have been opened with `has_gold`."""
         with _lock:
             actions = self._jvm.call(self._interface.getGoldActionSequence)
             path = tuple(self._jvm.call(list, actions))
@@ -101,7 +103,7 @@ class World:
         with _lock:
             self._release()
             self._jvm.collect()
-            if not self._jvm.num_worlds:
+            if not self._jvm.num_simulations:
                 self._jvm.kill()
 
 
@@ -110,8 +112,8 @@ class Jvm:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.num_worlds = 0
-        self.released: deque[Any] = deque()  # interfaces of dropped worlds, until `collect`
+        self.num_simulations = 0
+        self.released: deque[Any] = deque()  # interfaces of dropped simulations, until `collect`
         self._client: _QuietClient | None = None
         command = [find_java(), "-classpath", os.pathsep.join((find_jar_path(), JAR_PATH)), *OPTIONS]
         # The simulator writes a table of its objects into the working folder.
@@ -140,7 +142,7 @@ class Jvm:
             self.interface_class = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface
         except Exception as e:
             self.kill()
-            raise WorldError(f"SciWorld-v0: Java did not start: {e} (command: {' '.join(command)}).") from e
+            raise EnvError(f"SciWorld-v0: Java did not start: {e} (command: {' '.join(command)}).") from e
         except BaseException:
             self.kill()
             raise
@@ -154,31 +156,31 @@ class Jvm:
         """Call into Java.
 
         Raises:
-            WorldError: it is not there, died, did not answer in time, or raised.
+            EnvError: it is not there, died, did not answer in time, or raised.
         """
         if not self.is_alive:
-            raise WorldError("SciWorld-v0: the Java process of this episode is gone. Reset the environment.")
+            raise EnvError("SciWorld-v0: the Java process of this episode is gone. Reset the environment.")
         try:
             return function(*args)
         except Py4JJavaError as e:
-            raise WorldError(f"SciWorld-v0: the simulator raised: {' '.join(str(e).split())[:300]}") from e
+            raise EnvError(f"SciWorld-v0: the simulator raised: {' '.join(str(e).split())[:300]}") from e
         except (Py4JError, OSError) as e:
             self.kill()
-            raise WorldError(f"SciWorld-v0: the Java process died or hung: {e}. Reset the environment.") from e
+            raise EnvError(f"SciWorld-v0: the Java process died or hung: {e}. Reset the environment.") from e
         except BaseException:  # Ctrl-C; the answer would be taken for that of the next call
             self.kill()
             raise
 
     def detach(self, java_object: Any) -> None:
         """Let Java's garbage collector have an object."""
-        with contextlib.suppress(WorldError):  # what is gone is freed
+        with contextlib.suppress(EnvError):  # what is gone is freed
             self.call(self._gateway.detach, java_object)
 
     def collect(self) -> None:
-        """Free the worlds that were released."""
+        """Free the simulations that were released."""
         while self.released:
             self.detach(self.released.popleft())
-            self.num_worlds -= 1
+            self.num_simulations -= 1
 
     def kill(self) -> None:
         """End the process, which holds nothing worth keeping; safe to call twice."""
@@ -221,14 +223,14 @@ class _QuietClient(GatewayClient):
 
 
 def _drop(jvm: Jvm, interface: Any) -> None:
-    """Release a world that was closed or garbage-collected."""
+    """Release a simulation that was closed or garbage-collected."""
     jvm.released.append(interface)
-    # With the last world the process ends, unless something is going on, which sees to it: a call of another thread, or
-    # one of this thread that the garbage collector has interrupted.
+    # With the last simulation the process ends, unless something is going on, which sees to it: a call of another
+    # thread, or one of this thread that the garbage collector has interrupted.
     lock = _lock
-    if len(jvm.released) == jvm.num_worlds and lock.acquire(blocking=False):
+    if len(jvm.released) == jvm.num_simulations and lock.acquire(blocking=False):
         try:
-            if len(jvm.released) == jvm.num_worlds:
+            if len(jvm.released) == jvm.num_simulations:
                 jvm.kill()
         finally:
             lock.release()
@@ -242,9 +244,9 @@ def _shared_jvm() -> Jvm:
     if _jvm is None:
         _jvm = Jvm()
     _jvm.collect()
-    if _jvm.num_worlds >= MAX_WORLDS:
+    if _jvm.num_simulations >= MAX_SIMULATIONS:
         raise ConfigError(
-            f"SciWorld-v0: at most {MAX_WORLDS} environments fit in one process; got one more. "
+            f"SciWorld-v0: at most {MAX_SIMULATIONS} environments fit in one process; got one more. "
             "Close some, or spread them over several processes (num_env_runners)."
         )
     return _jvm

@@ -1,4 +1,4 @@
-"""SearchQAEnv: the world of deep search."""
+"""SearchQAEnv: the environment of deep search."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class SearchQAEnv(TextEnv):
 
     @property
     def _questions(self) -> Questions:
-        return load_questions(self._paths)  # shared within the process, so that copies of a world stay small
+        return load_questions(self._paths)  # shared within the process, so that copies of an environment stay small
 
     @property
     def _question(self) -> Question:
@@ -204,7 +204,7 @@ class SearchQAEnv(TextEnv):
         return render_passages(passages)
 
     def _load_retriever(self) -> Retriever:
-        """Return the retriever, which all worlds of this process share, so that copies of a world stay small."""
+        """Return the retriever, which all environments of this process share, so that their copies stay small."""
         if isinstance(self._retriever, Retriever):
             return self._retriever
         return load_retriever(self._retriever, **self._retriever_options)

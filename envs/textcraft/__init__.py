@@ -1,1 +1,1 @@
-"""TextCraft: craft an item of a block world from recipes given as text."""
+"""TextCraft: craft an item of a block environment from recipes given as text."""

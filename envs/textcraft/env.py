@@ -1,4 +1,4 @@
-"""TextCraftEnv: the world of TextCraft."""
+"""TextCraftEnv: the environment of TextCraft."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class TextCraftEnv(TextEnv):
         which does not list the items); `train` holds the other 444.
 
     Differs from AgentGym: the other recipes come from the environment's own seed (there from Python's hash seed); a
-    reset does not add recipes to the world; a count of more than 12 digits to `get` does not parse; of a longer text
-    the first 500 characters are read, and white space around an action is dropped.
+    reset does not add recipes to the environment; a count of more than 12 digits to `get` does not parse; of a longer
+    text the first 500 characters are read, and white space around an action is dropped.
 
     Version history:
         v0: first version.

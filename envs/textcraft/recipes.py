@@ -64,7 +64,7 @@ class RecipeBook:
         tag_of: the tag that an item belongs to.
         members: the craftable items of each tag.
         tags: the names that mean a tag; no such name can be held.
-        gettable: the items that the world hands out.
+        gettable: the items that the environment hands out.
         depths: how many crafting levels lie below each craftable item or tag.
         goals: the craftable items, by depth and then in file order. Item i of TextCraft is goal i.
         uses: the recipes that take a name as an ingredient.
@@ -81,7 +81,7 @@ class RecipeBook:
     uses: dict[str, tuple[Recipe, ...]]
 
     def recipes_of(self, name: str) -> tuple[Recipe, ...]:
-        """Return the recipes that make an item or some member of a tag; none for what the world hands out."""
+        """Return the recipes that make an item or some member of a tag; none for what the environment hands out."""
         return self.by_item.get(name) or self.by_tag.get(name) or ()
 
     def fits(self, part: Ingredient, item: str) -> bool:

@@ -1,4 +1,4 @@
-"""TextWorldEnv: the world of TextWorld's generated adventures."""
+"""TextWorldEnv: the environment of TextWorld's generated adventures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rllm_gym.envs.base import TextEnv, parse_action, restrict
 from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 NUM_ITEMS = 2_000  # 200 games of each level
 NUM_EVAL_ITEMS = 200
@@ -70,7 +70,7 @@ class TextWorldEnv(TextEnv):
 
     Raises:
         ConfigError: see `TextEnv`; an unknown level; or, at the first reset, textworld is not installed.
-        WorldError: from `reset`, when a game cannot be made.
+        EnvError: from `reset`, when a game cannot be made.
     """
 
     name = "textworld"
@@ -149,7 +149,7 @@ class TextWorldEnv(TextEnv):
             for command in self._history:
                 plan = game.step(command).plan
             if plan != self._plan:
-                raise WorldError("TextWorldEnv: a copied episode must repeat; the plan differed. Reset it.")
+                raise EnvError("TextWorldEnv: a copied episode must repeat; the plan differed. Reset it.")
             self._game = game
         return self._game
 

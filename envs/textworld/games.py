@@ -13,12 +13,12 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 NUM_LEVELS = 10
 MAX_KEPT_GAMES = 256  # of some 400 kB each, on disk
-# Commands about the program and not about the world: they end or rewind the game, ask back, write files, or change how
-# it prints.
+# Commands about the program and not about the environment: they end or rewind the game, ask back, write files, or
+# change how it prints.
 _META = frozenset({"q", "quit", "restart", "restore", "save", "undo", "oops", "version"})
 _META |= {"script", "transcript", "noscript", "unscript", "brief", "superbrief", "verbose"}
 _NEXT_COMMAND = re.compile(r"[.,;]|\bthen\b")  # Inform carries out several in a line
@@ -56,7 +56,7 @@ class Game:
 
     Raises:
         ConfigError: textworld is not installed.
-        WorldError: the game could not be made.
+        EnvError: the game could not be made.
     """
 
     def __init__(self, level: int, seed: int) -> None:
@@ -157,7 +157,7 @@ def _make(level: int, seed: int, path: Path) -> None:
     try:
         textworld.make(options)
     except Exception as e:  # the generator and the Inform compiler raise what they like
-        raise WorldError(
+        raise EnvError(
             f"TextWorld-v0: level {level} with seed {seed} could not be made: {type(e).__name__}: {e}"
         ) from e
 

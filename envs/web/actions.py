@@ -111,7 +111,7 @@ def execute(page: WebPage, action: Action) -> None:
     """Carry out an action other than stop. What goes wrong on the page is in `page.error` afterwards.
 
     Raises:
-        WorldError: the browser is gone.
+        EnvError: the browser is gone.
     """
     match action.verb:
         case "click":

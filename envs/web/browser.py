@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 PIP_INSTALL = 'pip install "rllm-gym[web]"'
 try:
@@ -101,7 +101,7 @@ class Browser:
 
     Raises:
         ConfigError: no browser is installed.
-        WorldError: it does not start.
+        EnvError: it does not start.
     """
 
     _shared: Browser | None = None
@@ -156,22 +156,22 @@ class Browser:
         """Wait for a coroutine in the browser's thread, and return its result.
 
         Raises:
-            WorldError: the browser has died or hangs.
+            EnvError: the browser has died or hangs.
         """
         if self._is_dead or self.owner_pid != os.getpid():
             coroutine.close()
-            raise WorldError("Web: the browser of this episode is gone. Reset the environment.")
+            raise EnvError("Web: the browser of this episode is gone. Reset the environment.")
         future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(coroutine, timeout_s), self._loop)
         try:
             return future.result()
         except PlaywrightError as e:
             if not self._answers():
                 self.kill()
-                raise WorldError("Web: the browser died. Reset the environment.") from e
-            raise WorldError(f"Web: the browser failed: {_first_line(e)}. Reset the environment.") from e
+                raise EnvError("Web: the browser died. Reset the environment.") from e
+            raise EnvError(f"Web: the browser failed: {_first_line(e)}. Reset the environment.") from e
         except TimeoutError as e:
             self.kill()
-            raise WorldError(f"Web: the browser must answer within {timeout_s:g} s; got nothing. Reset it.") from e
+            raise EnvError(f"Web: the browser must answer within {timeout_s:g} s; got nothing. Reset it.") from e
         except BaseException:  # Ctrl-C
             future.cancel()
             raise
@@ -267,7 +267,7 @@ class Browser:
             pid = next(process["id"] for process in processes if process["type"] == "browser")
             self._process = psutil.Process(pid)
         except PlaywrightError as e:
-            raise WorldError(f"Web: {self.path} does not start: {_first_line(e)}.") from e
+            raise EnvError(f"Web: {self.path} does not start: {_first_line(e)}.") from e
 
     async def _stop(self) -> None:
         if self._chromium is not None:

@@ -1,4 +1,4 @@
-"""WebEnv: the base of worlds that are pages in a browser."""
+"""WebEnv: the base of environments that are pages in a browser."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 from rllm_gym.envs.base import TextEnv
 from rllm_gym.envs.web.actions import ACTIONS, Action, BadAction, execute, parse
 from rllm_gym.envs.web.tree import Node, estimate_tokens
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from rllm_gym.envs.web.page import WebPage
 
 MIN_OBSERVATION_TOKENS = 256
-MAX_OBSERVATION_CHARS = 60_000  # less than the longest text of a world
+MAX_OBSERVATION_CHARS = 60_000  # less than the longest text of an environment
 
 SYSTEM_PROMPT = f"""\
 You use a web browser to reach the objective that you are given. You see the page as a tree of elements, each with its
@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
 
 
 class WebEnv(TextEnv):
-    """A world of tasks on web pages: WebArena's observations and actions in a shared browser.
+    """An environment of tasks on web pages: WebArena's observations and actions in a shared browser.
 
     A subclass sets `name`, `num_items` and writes `_split_indices`, `category`, `expert_action`, and:
 
@@ -63,7 +63,7 @@ class WebEnv(TextEnv):
 
     Raises:
         ConfigError: see `TextEnv`; another render mode, too small a budget; or, at the first reset, no browser.
-        WorldError: from `reset` and `step`, when the browser dies; the next reset starts a new one.
+        EnvError: from `reset` and `step`, when the browser dies; the next reset starts a new one.
     """
 
     default_system_prompt = SYSTEM_PROMPT
@@ -97,7 +97,7 @@ class WebEnv(TextEnv):
         self._is_over = False
         super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
 
-    # What a world writes.
+    # What an environment writes.
 
     def _open(self, index: int) -> WebPage:
         raise NotImplementedError
@@ -185,7 +185,7 @@ class WebEnv(TextEnv):
         return head + text
 
     def _cost(self, text: str) -> int:
-        """Return a text's tokens, or its share of the characters that a world may say, if that is more."""
+        """Return a text's tokens, or its share of the characters that an environment may say, if that is more."""
         return max(self.count_tokens(text), len(text) * self.max_observation_tokens // MAX_OBSERVATION_CHARS)
 
     def _reopen(self) -> None:
@@ -198,5 +198,5 @@ class WebEnv(TextEnv):
         for action, _ in history:
             repeated.append(self.step(action)[0])
         if repeated != [self._first, *(observation for _, observation in history)]:
-            raise WorldError(f"{self._who}: a copied episode must repeat; it differed. Reset the environment.")
+            raise EnvError(f"{self._who}: a copied episode must repeat; it differed. Reset the environment.")
         self.is_success = is_success

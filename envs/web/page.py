@@ -53,7 +53,7 @@ class WebPage:
 
     Raises:
         ConfigError: there is no browser.
-        WorldError: the browser does not start; from any method, when it has died.
+        EnvError: the browser does not start; from any method, when it has died.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class WebPage:
         """Return the result of a coroutine that is run in the browser's thread.
 
         Raises:
-            WorldError: the browser has died.
+            EnvError: the browser has died.
         """
         return self._browser.run(coroutine)
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from rllm_gym.envs.web.browser import Browser, PlaywrightError
 from rllm_gym.envs.web.tab import COUNT_REQUESTS, PageError, Tab
 from rllm_gym.envs.web.tree import Node
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 MAX_TABS = 10
 NEW_TAB_S = 5.0  # how long a tab that a page has announced is waited for
@@ -44,7 +44,7 @@ class Window:
     @property
     def tab(self) -> Tab:
         if not self.tabs:
-            raise WorldError("Web: the browser's window is gone. Reset the environment.")
+            raise EnvError("Web: the browser's window is gone. Reset the environment.")
         return self.tabs[self._current]
 
     @property
@@ -87,9 +87,9 @@ class Window:
         self.error = " ".join([*errors[:1], *self._notes])
 
     def check(self) -> None:
-        """Raise WorldError if a page has crashed."""
+        """Raise EnvError if a page has crashed."""
         if self._has_crashed:
-            raise WorldError("Web: a page of this episode crashed. Reset the environment.")
+            raise EnvError("Web: a page of this episode crashed. Reset the environment.")
 
     # Actions of the window; those of a page are Tab's.
 

@@ -1,4 +1,4 @@
-"""WebArenaEnv: the world of WebArena, on sites that this package serves or on the benchmark's own."""
+"""WebArenaEnv: the environment of WebArena, on sites that this package serves or on the benchmark's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rllm_gym.envs.webarena.evaluators import Outcome, is_solved
 from rllm_gym.envs.webarena.functions import functions
 from rllm_gym.envs.webarena.judge import DEFAULT_MODEL, load_judge
 from rllm_gym.envs.webarena.verified import ANSWER_FORM, is_verified
-from rllm_gym.errors import ConfigError, WorldError, nearest
+from rllm_gym.errors import ConfigError, EnvError, nearest
 
 if TYPE_CHECKING:
     from rllm_gym.envs.web.page import WebPage
@@ -66,7 +66,7 @@ class WebArenaEnv(WebEnv):
         Items have WebArena's task ids, as in AgentGym-RL (arXiv:2509.08755), whose lists are the splits: 372 tasks in
         `train`, 50 in `eval`; `all` has all 812. "verified": the same tasks as WebArena-Verified words and judges them
         (Apache-2.0), with the same numbers and splits. Tasks that change a site change it for the episodes after them
-        and beside them; docs/worlds/webarena.md says how to reset the sites.
+        and beside them; docs/environments/webarena.md says how to reset the sites.
 
     Differs from AgentGym: the layout of the observation, which tells errors, too; the address of a site is shown as it
     is; a text without an action is a turn with an error; the judge's questions are worded anew; a page that a judge
@@ -94,7 +94,7 @@ class WebArenaEnv(WebEnv):
 
     Raises:
         ConfigError: see `WebEnv`; an unknown task set or site, a site without an address, a judge that is not set.
-        WorldError: from `reset` and `step`: the browser, a site, a log-in or the judge failed.
+        EnvError: from `reset` and `step`: the browser, a site, a log-in or the judge failed.
     """
 
     name = "webarena"
@@ -144,7 +144,9 @@ class WebArenaEnv(WebEnv):
 
     @property
     def _configs(self) -> tuple[tasks.Config, ...]:
-        return tasks.load_configs(self.task_set)  # shared within the process, so that copies of a world stay small
+        return tasks.load_configs(
+            self.task_set
+        )  # shared within the process, so that copies of an environment stay small
 
     def _split_indices(self, split: str) -> list[int]:
         return [
@@ -189,7 +191,7 @@ class WebArenaEnv(WebEnv):
             if page.error:
                 page.goto(url)  # once more: a site that was just reset answers slowly
             if page.error:
-                raise WorldError(f"WebArenaEnv: a task's start page must open; got {page.error} Check the site.")
+                raise EnvError(f"WebArenaEnv: a task's start page must open; got {page.error} Check the site.")
         if len(starts) > 1:
             page.tab_focus(0)
         return page
@@ -301,7 +303,7 @@ class _LookedUp:
         try:
             return self._page.look_up(self.url, _AT_REST.replace("EXPRESSION", expression))
         except PageError as e:
-            raise WorldError(f"WebArenaEnv: a page that is judged must open; got {e}. Check the site.") from e
+            raise EnvError(f"WebArenaEnv: a page that is judged must open; got {e}. Check the site.") from e
 
     def elsewhere(self, url: str) -> _LookedUp:
         return _LookedUp(self._page, url)

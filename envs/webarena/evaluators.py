@@ -19,7 +19,7 @@ from rllm_gym.errors import ConfigError
 
 
 class JudgedPage(Protocol):
-    """A page of the episode's browser, as the evaluators see it. What fails in the browser is a `WorldError`."""
+    """A page of the episode's browser, as the evaluators see it. What fails in the browser is an `EnvError`."""
 
     @property
     def url(self) -> str: ...
@@ -62,7 +62,7 @@ def is_solved(outcome: Outcome) -> bool:
 
     Raises:
         ConfigError: the config asks for something unknown.
-        WorldError: the browser, a site or the judge failed.
+        EnvError: the browser, a site or the judge failed.
     """
     for kind in outcome.config["eval"]["eval_types"]:
         if kind not in _EVALUATORS:

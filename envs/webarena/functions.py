@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 from rllm_gym.envs.webarena.evaluators import JudgedPage
 from rllm_gym.envs.webarena.login import ACCOUNTS
 from rllm_gym.envs.webarena.tasks import need
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 TIMEOUT_S = 30.0
 
@@ -91,6 +91,6 @@ def _ask_shop(shop: str, path: str, query: Mapping[str, str] | None = None) -> A
             answer.raise_for_status()
             return answer.json()
     except (httpx.HTTPError, ValueError) as e:
-        raise WorldError(
+        raise EnvError(
             f"WebArenaEnv: the shop's REST interface must answer; got {type(e).__name__}: {e}. Check the shop."
         ) from e

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from rllm_gym.envs.webarena.tasks import need
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 DEFAULT_URL = "https://api.openai.com/v1"
 DEFAULT_MODEL = "gpt-4-1106-preview"  # WebArena, evaluation_harness/helper_functions.py
@@ -78,7 +78,7 @@ class Judge:
         """Say whether an answer means what the reference says.
 
         Raises:
-            WorldError: the endpoint cannot be reached, refuses, or gives no verdict.
+            EnvError: the endpoint cannot be reached, refuses, or gives no verdict.
         """
         verdict = self._ask(_GRADE.format(question=question, reference=reference, answer=answer))
         if "partially correct" in verdict or "incorrect" in verdict:
@@ -91,7 +91,7 @@ class Judge:
         """Say whether an answer gives the reason why a task cannot be done.
 
         Raises:
-            WorldError: the endpoint cannot be reached, refuses, or gives no verdict.
+            EnvError: the endpoint cannot be reached, refuses, or gives no verdict.
         """
         verdict = self._ask(_COMPARE.format(question=question, reference=reference, answer=answer))
         if "different" in verdict:
@@ -110,13 +110,13 @@ class Judge:
         try:
             response = self._retry(self._post, body)
         except self._httpx.HTTPError as e:
-            raise WorldError(
+            raise EnvError(
                 f"{self._who}: the judge must answer; got {type(e).__name__}: {e}. Check judge_url and OPENAI_API_KEY."
             ) from e
         try:
             return str(response.json()["choices"][0]["message"]["content"]).lower()
         except (ValueError, KeyError, IndexError, TypeError) as e:
-            raise WorldError(
+            raise EnvError(
                 f"{self._who}: the endpoint must speak OpenAI's protocol; got {response.text[:80]!r}. Check judge_url."
             ) from e
 
@@ -130,8 +130,8 @@ class Judge:
             return error.response.status_code in _RETRY_STATUSES
         return isinstance(error, self._httpx.TransportError)
 
-    def _no_verdict(self, known: str, got: str) -> WorldError:
-        return WorldError(f"{self._who}: a verdict must be {known}; got {got[:80]!r}. Choose another judge_model.")
+    def _no_verdict(self, known: str, got: str) -> EnvError:
+        return EnvError(f"{self._who}: a verdict must be {known}; got {got[:80]!r}. Choose another judge_model.")
 
     @property
     def _who(self) -> str:

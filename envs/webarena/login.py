@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 SESSION_S = 600.0  # how long a log-in is shared by new episodes; the sites' own sessions last longer
 TIMEOUT_S = 30.0
@@ -44,7 +44,7 @@ def storage_state(sites: Sequence[str], urls: Mapping[str, str]) -> dict[str, An
         urls: addresses by site.
 
     Raises:
-        WorldError: a site cannot be reached, or refuses.
+        EnvError: a site cannot be reached, or refuses.
     """
     cookies: dict[tuple[str, str, str], Any] = {}
     origins = []
@@ -81,7 +81,7 @@ def log_in(site: str, url: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, An
     """Log in at a site through its form and return the browser's storage state.
 
     Raises:
-        WorldError: the site cannot be reached, has no such form, or refuses.
+        EnvError: the site cannot be reached, has no such form, or refuses.
     """
     from rllm_gym.envs.web.browser import Browser  # loads Playwright
 
@@ -108,15 +108,13 @@ async def _log_in(browser: Any, site: str, url: str, timeout_s: float) -> dict[s
         async with page.expect_navigation():
             await form.locator("input[type=password]").first.press("Enter")
         if await page.locator(_FORM).count():
-            raise WorldError(
+            raise EnvError(
                 f"WebArenaEnv: {site} at {url} must let {account.name} in; got the form again. Reset the site."
             )
         state: dict[str, Any] = await context.storage_state()
         return state
     except PlaywrightError as e:
         reason = str(e).partition("\n")[0].rstrip(".")
-        raise WorldError(
-            f"WebArenaEnv: {site} at {url} must let {account.name} in; got {reason}. Check the site."
-        ) from e
+        raise EnvError(f"WebArenaEnv: {site} at {url} must let {account.name} in; got {reason}. Check the site.") from e
     finally:
         await context.close()

@@ -33,7 +33,7 @@ class RequestLog:
         """Return the requests so far, in the order in which they were sent.
 
         Raises:
-            WorldError: the browser has died.
+            EnvError: the browser has died.
         """
         self._page.run(self._answered())
         return list(self._entries)

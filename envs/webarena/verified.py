@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_gym.envs.webarena.tasks import need
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 # What an answer must look like; the package's own types say so (webarena_verified.types.agent_response).
 ANSWER_FORM = """\
@@ -35,13 +35,13 @@ def is_verified(task_id: int, answer: str, requests: Sequence[Mapping[str, Any]]
 
     Raises:
         ConfigError: the package is missing.
-        WorldError: it cannot judge.
+        EnvError: it cannot judge.
     """
     result = _evaluators(tuple(urls.items())).evaluate_task(
         task_id=task_id, agent_response=answer, network_trace=list(requests)
     )
     if result.error_msg:
-        raise WorldError(f"WebArenaEnv: task {task_id} must be judged; got {result.error_msg!r}. Report it.")
+        raise EnvError(f"WebArenaEnv: task {task_id} must be judged; got {result.error_msg!r}. Report it.")
     # An evaluator that stumbles over an answer has the status of an error, too; that is the answer's fault.
     return bool(result.score == 1.0)
 

@@ -87,7 +87,7 @@ def check_experiment(experiment: Experiment, *, allow_lookup: bool) -> Checked:
     config["env"] = env_id
     checked = Checked(experiment, algorithm, combinations(config), [], config)
     checked.configs = [_validated(checked, combination) for combination in checked.combinations]
-    _check_worlds(checked)
+    _check_environments(checked)
     _check_base_models(checked, allow_lookup)
     return checked
 
@@ -250,9 +250,9 @@ def _key_in(error: Exception, combination: dict[str, Any]) -> KeyPath:
 # --- what the configuration points to ---
 
 
-def _check_worlds(checked: Checked) -> None:
+def _check_environments(checked: Checked) -> None:
     """Make every environment once for every `env_config` and evaluation split, at the text level."""
-    from rllm_gym.rollout.environments import make_text_world
+    from rllm_gym.rollout.environments import make_text_env
 
     source = checked.experiment.source
     tried: list[tuple[Any, str | None]] = []
@@ -264,23 +264,23 @@ def _check_worlds(checked: Checked) -> None:
             tried.append((spec, split))
             path: KeyPath = ("config", "env_config") if split is None else ("config", "evaluation_splits")
             try:
-                world = make_text_world(spec, **({"split": split} if split else {}))
-            except Exception as error:  # a world's constructor may raise anything
+                env = make_text_env(spec, **({"split": split} if split else {}))
+            except Exception as error:  # an environment's constructor may raise anything
                 raise ExperimentError(
-                    source.fault(_env_path(path, error, spec.env_config), _world_text(error))
+                    source.fault(_env_path(path, error, spec.env_config), _env_text(error))
                 ) from error
             try:
-                if not _speaks_text(world):
+                if not _speaks_text(env):
                     raise ExperimentError(
                         source.fault(
-                            ("env",), f"env: must be a text environment; {spec.env} acts on {world.action_space}."
+                            ("env",), f"env: must be a text environment; {spec.env} acts on {env.action_space}."
                         )
                     )
             finally:
-                world.close()
+                env.close()
 
 
-def _world_text(error: Exception) -> str:
+def _env_text(error: Exception) -> str:
     text = one_line(error)
     return text if isinstance(error, ConfigError) else f"env: cannot be made: {type(error).__name__}: {text}"
 
@@ -291,14 +291,14 @@ def _env_path(path: KeyPath, error: Exception, env_config: Mapping[str, Any]) ->
     return (*path, named[0]) if path[-1] == "env_config" and named else path
 
 
-def _speaks_text(world: Any) -> bool:
+def _speaks_text(env: Any) -> bool:
     from gymnasium.spaces import Text
 
     from rllm_gym.spaces import TokenSequence
 
-    if hasattr(world, "possible_agents"):
-        return True  # several agents; their world checks itself
-    return isinstance(world.action_space, (Text, TokenSequence))
+    if hasattr(env, "possible_agents"):
+        return True  # several agents; their environment checks itself
+    return isinstance(env.action_space, (Text, TokenSequence))
 
 
 def _check_base_models(checked: Checked, allow_lookup: bool) -> None:

@@ -1,4 +1,4 @@
-"""What `rllib evaluate` does: starts Ray, judges a checkpoint, prints a table and writes JSON."""
+"""What `rllib evaluate` does: starts Ray, evaluates a checkpoint, prints a table and writes JSON."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def evaluate(
     env_config: Annotated[str | None, typer.Option(help="Keys of env_config to add or replace, as JSON.")] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 100,
     split: Annotated[str, typer.Option(help="Split of the environment's tasks.")] = "eval",
-    seed: Annotated[int, typer.Option(min=0, help="Of the tasks, worlds and sampling.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the tasks, environments and sampling.")] = 10_000,
     horizon: Annotated[int | None, typer.Option(min=1, help="In turns; default: the last stage's.")] = None,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Take the likeliest token; default: sample as in training.")
@@ -122,7 +122,7 @@ def evaluate(
     ray_address: RayAddress = None,
     verbose: Verbose = False,
 ) -> None:
-    """Judge a checkpoint: success rate with its interval, by category."""
+    """Evaluate a checkpoint: success rate with its interval, by category."""
     from rllm_gym.checkpoints import resolve_checkpoint
     from rllm_gym.cli.ray_session import prepare_driver
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 
 class Finding(NamedTuple):
@@ -79,6 +79,6 @@ def _log_in(urls: dict[str, str], timeout_s: float) -> dict[str, Finding]:
         try:
             log_in(site, url, timeout_s=timeout_s)
             found[site] = Finding(True, f"answers, and lets {ACCOUNTS[site].name} in")
-        except WorldError as e:
+        except EnvError as e:
             found[site] = Finding(False, str(e))
     return found

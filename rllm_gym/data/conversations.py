@@ -66,7 +66,7 @@ def dialogue_of(record: Any, who: str) -> Dialogue:
         role, content, loss = _fields(message, f"{who}, message {k}")
         parsed.append({"role": role, "content": content})
         is_trained.append(role == "assistant" and loss is not False)
-    while parsed and parsed[-1]["role"] != "assistant":  # what the world said last has nothing after it to learn
+    while parsed and parsed[-1]["role"] != "assistant":  # what the environment said last has nothing after it to learn
         parsed.pop()
         is_trained.pop()
     _check_turns([message["role"] for message in parsed], who)

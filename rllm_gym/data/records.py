@@ -24,7 +24,7 @@ class _Record(BaseModel):
 
 
 class TurnRecord(_Record):
-    """One completion, and the token ids that the world had added before it.
+    """One completion, and the token ids that the environment had added before it.
 
     Args:
         action_ids: what the policy sampled, end-of-turn token included. These and no other tokens are trained.
@@ -51,7 +51,7 @@ class EpisodeRecord(_Record):
     """One agent's part of one episode, as stored. An episode of several agents has several records.
 
     Args:
-        env_version: what the world was made of, where the id's `-vN` is not enough (package or data version).
+        env_version: what the environment was made of, where the id's `-vN` is not enough (package or data version).
         messages: the conversation as role and content; the i-th assistant message is the i-th turn's action.
         group: key of the task group, (run seed, train step, group index); the episodes of one group share it.
         member: number of this episode in its group.
@@ -60,7 +60,8 @@ class EpisodeRecord(_Record):
         advantage: of step groups the mean over turns; None where the group was dropped or not trained on, and where the
             learners compute one per token.
         timings: seconds.
-        error: why the world failed; set exactly where `end_reason` is `error`. Such an episode is never trained on.
+        error: why the environment failed; set exactly where `end_reason` is `error`. Such an episode is never trained
+            on.
         info: the last step's info, as far as it is JSON.
     """
 

@@ -226,7 +226,8 @@ def _line(record: EpisodeRecord) -> bytes:
     try:
         return record.model_dump_json().encode() + b"\n"
     except PydanticSerializationError:
-        # Half of a surrogate pair, from a world's text, has no UTF-8 form. No reason to end a run: it becomes "?".
+        # Half of a surrogate pair, from an environment's text, has no UTF-8 form. No reason to end a run: it becomes
+        # "?".
         return json.dumps(record.model_dump(), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 

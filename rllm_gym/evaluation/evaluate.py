@@ -1,4 +1,4 @@
-"""Judges a checkpoint on an environment's tasks: success rates with their uncertainty, as a table and as JSON."""
+"""Evaluates a checkpoint on an environment's tasks: success rates with their uncertainty, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_config(checkpoint: Path) -> tuple[type, Any]:
 def evaluation_config(
     checkpoint: Path, *, env: str | None = None, env_config: dict[str, Any] | None = None, split: str | None = None
 ) -> tuple[type, Any]:
-    """Return the algorithm class and the configuration to judge a checkpoint with.
+    """Return the algorithm class and the configuration to evaluate a checkpoint with.
 
     Args:
         env: another environment's id; the checkpoint's `env_config` then does not apply.
@@ -45,7 +45,7 @@ def evaluation_config(
         ConfigError: the environment cannot be made.
     """
     from rllm_gym.registration import normalize_env_id
-    from rllm_gym.rollout.environments import make_text_world
+    from rllm_gym.rollout.environments import make_text_env
 
     algorithm, config = read_config(checkpoint)
     env_id = normalize_env_id(env) if env else config.env
@@ -63,7 +63,7 @@ def evaluation_config(
         config.without_data()
     try:
         for spec in config.environments:
-            make_text_world(spec, **({"split": split} if split else {})).close()
+            make_text_env(spec, **({"split": split} if split else {})).close()
     except (ConfigError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
     return algorithm, config

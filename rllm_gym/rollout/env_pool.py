@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from rllm_gym.rollout.worlds import World, WorldStep, as_world
+from rllm_gym.rollout.env_adapter import EnvAdapter, EnvStep, adapt_env
 
 logger = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 10.0  # how long the end of a run waits for its worlds; a hung one must not hang the process
+CLOSE_TIMEOUT_S = 10.0  # how long the end of a run waits for its environments; a hung one must not hang the process
 
 
 class _State(Enum):
@@ -32,7 +32,7 @@ class EnvSlot:
     """A place for one environment, made by its first job."""
 
     env_index: int
-    world: World | None = None
+    env: EnvAdapter | None = None
     job: EnvJob | None = None
 
 
@@ -42,8 +42,8 @@ class EnvJob:
 
     slot: EnvSlot
     owner: Any
-    call: Callable[[World], WorldStep]
-    result: WorldStep | None = None
+    call: Callable[[EnvAdapter], EnvStep]
+    result: EnvStep | None = None
     error: str | None = None
     seconds: float = 0.0
     state: _State = _State.QUEUED
@@ -51,9 +51,9 @@ class EnvJob:
     def run(self, make_env: Callable[[int], Any]) -> None:
         start_s = time.perf_counter()
         try:
-            if self.slot.world is None:
-                self.slot.world = as_world(make_env(self.slot.env_index))
-            self.result = self.call(self.slot.world)
+            if self.slot.env is None:
+                self.slot.env = adapt_env(make_env(self.slot.env_index))
+            self.result = self.call(self.slot.env)
         except Exception as error:
             # Environments are foreign code: whatever one raises fails its episode, not the run.
             self.error = describe(error)
@@ -103,7 +103,7 @@ class EnvPool:
         else:
             slot = EnvSlot(env_index)
             if len(self._in_use) + len(self._idle) >= self._num_envs:
-                self._close_world(self._idle.pop(0).world)  # another index's: make room
+                self._close_env(self._idle.pop(0).env)  # another index's: make room
         self._in_use.append(slot)
         return slot
 
@@ -123,9 +123,9 @@ class EnvPool:
                 if not self._is_closed:
                     self._start_worker()  # in the place of the one that hangs, which ends if it ever returns
                 return
-        self._close_world(slot.world)
+        self._close_env(slot.env)
 
-    def submit(self, slot: EnvSlot, call: Callable[[World], WorldStep], owner: Any) -> None:
+    def submit(self, slot: EnvSlot, call: Callable[[EnvAdapter], EnvStep], owner: Any) -> None:
         """Queue a call on the slot's environment."""
         slot.job = job = EnvJob(slot, owner, call)
         if self._num_workers:
@@ -159,7 +159,7 @@ class EnvPool:
         for slot in list(self._in_use):
             self.discard(slot)
         while self._idle:
-            self._close_world(self._idle.pop(0).world)
+            self._close_env(self._idle.pop(0).env)
         for _ in range(self._num_workers):
             self._jobs.put(None)
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
@@ -184,23 +184,23 @@ class EnvPool:
                 if not is_abandoned:
                     job.state = _State.DONE
             if is_abandoned:
-                _close_quietly(job.slot.world)
+                _close_quietly(job.slot.env)
                 return
             self._done.put(job)
 
-    def _close_world(self, world: World | None) -> None:
-        """Close a world; with workers in a thread of its own, since a broken world may hang in `close`, too."""
+    def _close_env(self, env: EnvAdapter | None) -> None:
+        """Close an environment; with workers in a thread of its own, since a broken one may hang in `close`, too."""
         if not self._num_workers:
-            _close_quietly(world)
+            _close_quietly(env)
             return
-        thread = threading.Thread(target=_close_quietly, args=(world,), name="env-close", daemon=True)
+        thread = threading.Thread(target=_close_quietly, args=(env,), name="env-close", daemon=True)
         thread.start()
         self._closing = [t for t in self._closing if t.is_alive()] + [thread]
 
 
-def _close_quietly(world: World | None) -> None:
+def _close_quietly(env: EnvAdapter | None) -> None:
     try:
-        if world is not None:
-            world.close()
+        if env is not None:
+            env.close()
     except Exception as error:  # Foreign code; what failed is already being thrown away.
         logger.warning("closing an environment failed: %s", describe(error))

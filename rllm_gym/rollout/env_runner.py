@@ -29,7 +29,7 @@ from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout.adapters import AdaptedWeights
-from rllm_gym.rollout.environments import Horizon, horizon_of, item_ids_of, make_token_world
+from rllm_gym.rollout.environments import Horizon, horizon_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, Stream, TaskGroup
@@ -80,11 +80,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
         environments = config.environments
         for environment in environments:  # a wrong env_config shows here, before the engine takes its memory
-            make_token_world(environment, self.chat).close()
+            make_token_env(environment, self.chat).close()
         for module_id in self._module_ids():
             self.engines[module_id] = self._make_engine(module_id)
         self.loop = RolloutLoop(
-            lambda env_index: make_token_world(environments[env_index], self.chat),
+            lambda env_index: make_token_env(environments[env_index], self.chat),
             self.engines,
             module_of=self._module_of,
             num_envs=config.num_envs_per_env_runner,

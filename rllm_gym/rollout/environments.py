@@ -100,7 +100,7 @@ def horizon_of(horizon: Horizon, name: str) -> int | None:
     return horizon[name] if isinstance(horizon, Mapping) else horizon
 
 
-def make_text_world(spec: EnvironmentSpec, **overrides: Any) -> Any:
+def make_text_env(spec: EnvironmentSpec, **overrides: Any) -> Any:
     """Make an environment, at the text level where it has two.
 
     Args:
@@ -119,23 +119,23 @@ def make_text_world(spec: EnvironmentSpec, **overrides: Any) -> Any:
     return gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **env_config)
 
 
-def make_token_world(spec: EnvironmentSpec, chat: ChatTokenizer) -> Any:
+def make_token_env(spec: EnvironmentSpec, chat: ChatTokenizer) -> Any:
     """Make an environment that speaks token ids."""
-    world = make_text_world(spec)
-    if hasattr(world, "possible_agents"):
-        return world if hasattr(world, "stop_ids") else TokenMultiAgentEnv(world, tokenizer=chat)
+    env = make_text_env(spec)
+    if hasattr(env, "possible_agents"):
+        return env if hasattr(env, "stop_ids") else TokenMultiAgentEnv(env, tokenizer=chat)
     try:
-        world.get_wrapper_attr("stop_ids")
+        env.get_wrapper_attr("stop_ids")
     except AttributeError:
-        return TokenEnv(world, tokenizer=chat)
-    return world
+        return TokenEnv(env, tokenizer=chat)
+    return env
 
 
 def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:
-    """Return the ids of the tasks of `split` (default: the configured one); None where the world numbers none."""
-    world = make_text_world(spec, **({"split": split} if split else {}))
+    """Return the ids of the tasks of `split` (default: the configured one); None where the environment numbers none."""
+    env = make_text_env(spec, **({"split": split} if split else {}))
     try:
-        ids = getattr(world.unwrapped, "item_ids", None)
+        ids = getattr(env.unwrapped, "item_ids", None)
         return None if ids is None else list(ids)
     finally:
-        world.close()
+        env.close()

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rllm_gym.errors import ConfigError, WorldError
-from rllm_gym.rollout.environments import EnvironmentSpec, make_token_world
+from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Episode, Stream, TaskGroup, Turn
@@ -33,10 +33,10 @@ class ExpertPlayer:
         self, environments: Sequence[EnvironmentSpec], chat: ChatTokenizer, *, horizons: Sequence[int | None]
     ) -> None:
         self.environments, self.chat, self.horizons = environments, chat, horizons
-        self._worlds: dict[int, Any] = {}
+        self._envs: dict[int, Any] = {}
 
     def play(self, groups: Iterable[TaskGroup]) -> list[Episode]:
-        """Return one episode per group, in order; one whose world failed holds the error's text.
+        """Return one episode per group, in order; one whose environment failed holds the error's text.
 
         Raises:
             ConfigError: the environment has no expert.
@@ -44,33 +44,33 @@ class ExpertPlayer:
         return [self._play(group) for group in groups]
 
     def close(self) -> None:
-        for world in self._worlds.values():
-            world.close()
-        self._worlds.clear()
+        for env in self._envs.values():
+            env.close()
+        self._envs.clear()
 
     def _play(self, group: TaskGroup) -> Episode:
         seed = seed_of(*group.key)
         episode = Episode("-".join(map(str, group.key)), group, 0, seed, item_id=group.item_id)
         try:
-            self._play_turns(episode, self._world(group.env_index))
-        except WorldError as error:
+            self._play_turns(episode, self._env(group.env_index))
+        except EnvError as error:
             logger.warning("the expert's episode of %s failed: %s", group.item_id, error)
-            self._worlds.pop(group.env_index).close()
+            self._envs.pop(group.env_index).close()
             episode.end_reason, episode.error = "error", str(error)
         except NotImplementedError as error:
             raise self._no_expert(group.env_index) from error
         return episode
 
-    def _play_turns(self, episode: Episode, world: Any) -> None:
+    def _play_turns(self, episode: Episode, env: Any) -> None:
         item_id = episode.item_id
-        observation, info = world.reset(seed=episode.seed, options=None if item_id is None else {"item_id": item_id})
+        observation, info = env.reset(seed=episode.seed, options=None if item_id is None else {"item_id": item_id})
         stream = episode.streams[AGENT] = Stream(AGENT, "default_policy")
         while not episode.end_reason:
-            action = np.asarray(self.chat.encode_action(world.unwrapped.expert_action()), np.int64)
+            action = np.asarray(self.chat.encode_action(env.unwrapped.expert_action()), np.int64)
             logp = np.zeros(len(action), np.float32)
             turn = Turn(observation, action, logp, policy_version=0, env_step=episode.num_env_steps)
             stream.turns.append(turn)
-            observation, reward, terminated, truncated, info = world.step(action)
+            observation, reward, terminated, truncated, info = env.step(action)
             turn.reward = float(reward)
             episode.num_env_steps += 1
             if terminated or truncated:
@@ -82,15 +82,15 @@ class ExpertPlayer:
         episode.info = {key: value for key, value in info.items() if key != "messages"}
         episode.item_id = info.get("item_id", item_id)
 
-    def _world(self, env_index: int) -> Any:
-        if env_index not in self._worlds:
+    def _env(self, env_index: int) -> Any:
+        if env_index not in self._envs:
             spec = self.environments[env_index]
-            world = make_token_world(spec, self.chat)
-            if not hasattr(world.unwrapped, "expert_action"):
-                world.close()
+            env = make_token_env(spec, self.chat)
+            if not hasattr(env.unwrapped, "expert_action"):
+                env.close()
                 raise self._no_expert(env_index)
-            self._worlds[env_index] = world
-        return self._worlds[env_index]
+            self._envs[env_index] = env
+        return self._envs[env_index]
 
     def _no_expert(self, env_index: int) -> ConfigError:
         return ConfigError(

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.rollout.env_adapter import EnvAdapter, EnvStep
 from rllm_gym.rollout.env_pool import EnvJob, EnvPool
 from rllm_gym.rollout.play import Clock, Play, Progress, Request
-from rllm_gym.rollout.worlds import World, WorldStep
 from rllm_gym.types import (
     Completion,
     CompletionRequest,
@@ -51,7 +51,7 @@ class RolloutLoop:
 
     Args:
         make_env: environment index -> token-level environment without a turn limit: a `gymnasium.Env` over token ids
-            with `stop_ids`, or a multi-agent one (see `worlds.py`). With workers it is called in their threads.
+            with `stop_ids`, or a multi-agent one (see `environments.py`). With workers it is called in their threads.
         engines: module id -> engine. They are stepped in this order and stay open when the loop closes.
         module_of: (agent id, episode) -> module id; asked once, at the agent's first observation.
         num_envs: most episodes in flight, and most environments; environments are reused by reset.
@@ -212,19 +212,19 @@ class RolloutLoop:
         if job.error is not None:
             self._fail(play, job.error)
             return
-        assert job.result is not None and job.slot.world is not None
-        self._record(play, job.slot.world, job.result)
+        assert job.result is not None and job.slot.env is not None
+        self._record(play, job.slot.env, job.result)
         end_reason = job.result.end_reason
         if not end_reason and play.horizon is not None and play.episode.num_env_steps >= play.horizon:
             end_reason = "horizon"
         if end_reason:
             self._finish(play, end_reason)
         else:
-            self._ask(play, job.slot.world, job.result.to_act)
+            self._ask(play, job.slot.env, job.result.to_act)
 
-    def _record(self, play: Play, world: World, step: WorldStep) -> None:
+    def _record(self, play: Play, env: EnvAdapter, step: EnvStep) -> None:
         episode, streams = play.episode, play.episode.streams
-        episode.env_id = world.env_id
+        episode.env_id = env.env_id
         episode.num_env_steps += 1 if play.actions else 0  # a reset has none
         play.actions.clear()
         for agent_id, ids in step.observations.items():
@@ -245,12 +245,12 @@ class RolloutLoop:
             episode.item_id = info.get("item_id", episode.item_id)
             # Without the messages: copies of the whole conversation in every record would grow quadratically.
             slim = {key: value for key, value in info.items() if key != "messages"}
-            if world.is_multi_agent:
+            if env.is_multi_agent:
                 episode.info[agent_id] = slim
             else:
                 episode.info = slim
 
-    def _ask(self, play: Play, world: World, to_act: tuple[str, ...]) -> None:
+    def _ask(self, play: Play, env: EnvAdapter, to_act: tuple[str, ...]) -> None:
         """Submit one request per agent that has to act, unless one of them has no room for a whole turn."""
         streams = play.episode.streams
         for agent_id in to_act:
@@ -274,11 +274,11 @@ class RolloutLoop:
             context = play.contexts.setdefault(agent_id, [])
             context.extend(play.observations[agent_id].tolist())
             engine = self._engines[stream.module_id]
-            agent_index = world.agents.index(agent_id)
+            agent_index = env.agents.index(agent_id)
             request = CompletionRequest(
                 request_id=next(self._request_ids),
                 prompt_ids=list(context),
-                stop_ids=world.stop_ids(agent_id),
+                stop_ids=env.stop_ids(agent_id),
                 params=play.params[stream.module_id],
                 seed=seed_of(*play.episode.group.key, play.episode.member, agent_index, len(stream.turns)),
             )

@@ -1,4 +1,4 @@
-"""Small GRPO runs on toy worlds with a tiny random model."""
+"""Small GRPO runs on toy environments with a tiny random model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ COUNTER: Counter = Counter()
 
 
 def make_say_the_word(config):
-    from tests.envs.toy_worlds import SayTheWord
+    from tests.envs.toy_environments import SayTheWord
 
     return SayTheWord(**config)
 
 
 def make_flaky(config):
-    """All the worlds of a process count their failures together."""
-    from tests.envs.toy_worlds import FlakyEnv
+    """All the environments of a process count their failures together."""
+    from tests.envs.toy_environments import FlakyEnv
 
     return FlakyEnv(counter=COUNTER, **config)
 
@@ -31,7 +31,7 @@ def make_pass_the_word(config):
 
 
 def toy_config(base_model, env: str = "say_the_word", method: str = "GRPO", **options):
-    """A method on a toy world: 8 groups of 16 episodes of one turn, two seconds a train step."""
+    """A method on a toy environment: 8 groups of 16 episodes of one turn, two seconds a train step."""
     from rllm_gym.algorithms.registry import get_algorithm_class
 
     config = get_algorithm_class(method).get_default_config().environment(env)

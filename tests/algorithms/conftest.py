@@ -1,4 +1,4 @@
-"""Algorithms on toy worlds."""
+"""Algorithms on toy environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.algorithms.algorithm_helpers import make_flaky, make_pass_the_word, m
 
 
 @pytest.fixture(scope="session")
-def toy_worlds(ray_cluster):
+def toy_environments(ray_cluster):
     from ray.tune.registry import register_env
 
     register_env("say_the_word", make_say_the_word)
@@ -17,7 +17,7 @@ def toy_worlds(ray_cluster):
 
 
 @pytest.fixture
-def build(toy_worlds):
+def build(toy_environments):
     """Build algorithms and stop them after the test."""
     built = []
 

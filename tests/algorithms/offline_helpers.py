@@ -1,4 +1,4 @@
-"""Offline methods on toy worlds, and random samples for their learners."""
+"""Offline methods on toy environments, and random samples for their learners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rllm_gym.types import Sample
 
 
 def offline_config(config, base_model, **options):
-    """A configuration on a toy world; 40 expert episodes, no EnvRunner unless it is to be evaluated."""
+    """A configuration on a toy environment; 40 expert episodes, no EnvRunner unless it is to be evaluated."""
     defaults = {
         "env": "say_the_word",
         "base_model": str(base_model),

@@ -95,7 +95,7 @@ def test_the_horizon_callback_is_always_there_once_beside_the_users():
 
 
 def schedule_of(scaling_inter, max_episode_steps=None):
-    return schedules_of(scaling_inter, max_episode_steps, ["world"])["world"]
+    return schedules_of(scaling_inter, max_episode_steps, ["environment"])["environment"]
 
 
 def test_the_horizon_rises_by_stages_and_stays_at_the_last():

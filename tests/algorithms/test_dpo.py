@@ -167,11 +167,11 @@ def test_what_cannot_work_is_said_before_anything_starts(tiny_model, options, me
 
 
 @pytest.mark.parametrize("data", ["sample", "no/longer/there.json"])
-def test_a_policy_that_is_only_judged_needs_nothing_of_what_it_learnt_from(tiny_model, data):
+def test_a_policy_that_is_only_evaluated_needs_nothing_of_what_it_learnt_from(tiny_model, data):
     options = {"env": "rllm_gym/TextCraft-v0", "data": data, "evaluation_interval": 1}  # and keeps no trajectories
     config = offline_config(DPOConfig(), tiny_model, **options)
     with pytest.raises(ConfigError, match="data: "):
         config.copy().validate()
-    judged = DPOConfig().update_from_dict(config.without_data().to_dict())  # as an algorithm that is built from it does
-    judged.validate()
-    assert judged.has_env_runners
+    evaluated = DPOConfig().update_from_dict(config.without_data().to_dict())  # as a built algorithm does
+    evaluated.validate()
+    assert evaluated.has_env_runners

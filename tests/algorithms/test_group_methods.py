@@ -125,7 +125,7 @@ def test_remax_compares_with_the_greedy_episode_of_the_task_and_drops_tasks_with
 
     def sample(groups, *, max_episode_steps, greedy):
         asked.append(([(group.key, group.item_id, group.size) for group in groups], max_episode_steps, greedy))
-        return [stream_of((1, 0.5), group=9), stream_of((1, 0.25), group=4)], []  # group 7's world failed
+        return [stream_of((1, 0.5), group=9), stream_of((1, 0.25), group=4)], []  # group 7's environment failed
 
     algo.sample = sample
     assert algo.compute_advantages(streams, [0, 1, 2]) == advantages_of([0.75, None, None])  # 9: equal, no signal

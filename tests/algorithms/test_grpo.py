@@ -1,4 +1,4 @@
-"""GRPO end to end on toy worlds: it learns, resumes bit for bit, survives dead runners, and reports what fails."""
+"""GRPO end to end on toy environments: it learns, resumes bit for bit, survives dead runners, reports what fails."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_
     assert {record.advantage is None for record in records if record.error} == {True}
 
     strict = build(config.copy(copy_frozen=False).env_runners(max_failed_fraction=0.0))
-    with pytest.raises(TooManyFailedEpisodesError, match=r"3 of 32 episodes failed.*WorldError"):
+    with pytest.raises(TooManyFailedEpisodesError, match=r"3 of 32 episodes failed.*EnvError"):
         strict.train()
 
 

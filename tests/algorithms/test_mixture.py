@@ -54,8 +54,8 @@ def test_groups_of_several_environments_train_together_each_with_its_schedule(ti
     for record in records:
         groups.setdefault(tuple(record.group), set()).add(record.max_episode_steps)
     assert sorted(groups.values(), key=min) == [{2}] * 6 + [{3}, {5}]  # a group stays in one environment
-    judged = second["evaluation"]["train"]["by_env"]
-    assert {name: m["num_episodes"] for name, m in judged.items()} == {"short": 3, "long": 3}
+    evaluated = second["evaluation"]["train"]["by_env"]
+    assert {name: m["num_episodes"] for name, m in evaluated.items()} == {"short": 3, "long": 3}
 
 
 def test_agent_evol_explores_several_environments_beside_all_their_experts(tiny_model, build):
@@ -69,7 +69,8 @@ def test_agent_evol_explores_several_environments_beside_all_their_experts(tiny_
     assert {name: m["num_episodes"] for name, m in result["env_runners"]["by_env"].items()} == {"short": 12, "long": 4}
     turns = Counter(len(record.turns) for record in read_episodes(algo.trajectories_path))
     assert turns == {4: 12, 6: 4}
-    # Of the experts' 40 episodes three quarters are of the first world; a turn's answer is three letters and its end.
+    # Of the experts' 40 episodes three quarters are of the first environment; a turn's answer is three letters and its
+    # end.
     learnt = Counter(int((algo.samples[k].weights > 0).sum()) for k in range(len(algo.samples)))
     assert learnt == {4 * 4: 30, 6 * 4: 10}
     assert result["num_base_samples"] == 40 and 0 < result["num_kept_samples"] <= 16

@@ -1,4 +1,4 @@
-"""PPO end to end on toy worlds of several turns: it learns, warms up, resumes bit for bit, and hides its critic."""
+"""PPO end to end on toy environments of several turns: learns, warms up, resumes bit for bit, and hides its critic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def ppo_config(base_model, env: str = "say_the_word", **options) -> PPOConfig:
-    """PPO on a toy world: 64 episodes of two turns, each with a reward of its own."""
+    """PPO on a toy environment: 64 episodes of two turns, each with a reward of its own."""
     config = PPOConfig().environment(env)
     defaults = {
         "base_model": str(base_model),
@@ -81,7 +81,9 @@ def test_it_learns_words_of_several_turns(tiny_model, build, critic):
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_a_checkpoint_resumes_bit_for_bit_is_judged_and_exports_the_policy_alone(tiny_model, build, tmp_path, critic):
+def test_a_checkpoint_resumes_bit_for_bit_is_evaluated_and_exports_the_policy_alone(
+    tiny_model, build, tmp_path, critic
+):
     config = ppo_config(tiny_model, critic=critic, groups_per_step=16, critic_warmup_steps=2, max_episode_steps=1)
     algo = build(config)
 

@@ -47,7 +47,7 @@ def save(path, content):
 def test_agentgym_trajectories_keep_who_said_what_and_what_is_learnt(tmp_path):
     [dialogue] = read_dialogues(save(tmp_path / "a.json", [TRAJECTORY]))
     assert [message["role"] for message in dialogue.messages] == ["user", "assistant", "user", "assistant"]
-    assert dialogue.messages[-1]["content"] == "Action: get planks"  # the world's last words have no answer
+    assert dialogue.messages[-1]["content"] == "Action: get planks"  # the environment's last words have no answer
     assert dialogue.is_trained == (False, False, False, True)
     assert dialogue.item_id == "textcraft_17"
 

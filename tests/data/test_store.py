@@ -204,7 +204,7 @@ def test_an_append_is_one_write_of_whole_lines(tmp_path, monkeypatch):
     assert calls == [line(0) + line(1)]
 
 
-def test_half_a_surrogate_pair_in_a_worlds_text_does_not_end_the_run(tmp_path):
+def test_half_a_surrogate_pair_in_an_environments_text_does_not_end_the_run(tmp_path):
     with TrajectoryWriter(tmp_path) as writer:
         writer.append([record(0, messages=[{"role": "user", "content": "a\ud83d b"}]), record(1)])
     first, second = read_episodes(tmp_path)

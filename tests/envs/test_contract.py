@@ -1,4 +1,4 @@
-"""What every registered world promises, at the text level, driven by its own expert."""
+"""What every registered environment promises, at the text level, driven by its own expert."""
 
 import copy
 import gc
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import rllm_gym  # noqa: F401  (registers the worlds)
+import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.memory import process_tree_bytes
 
 IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
 MAX_EXPERT_TURNS = 200
 # Where a reset takes more than 1 ms; else 10,000.
 NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100, "rllm_gym/TextWorld-v0": 100}
-# A world with a process of its own shows a bound of the whole, in bytes, instead of a growth by resets.
+# An environment with a process of its own shows a bound of the whole, in bytes, instead of a growth by resets.
 BOUND = {"rllm_gym/SciWorld-v0": 1.5e9}
 # Where an expert's episode takes seconds: items with short ones, of both splits.
 QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252, 4340, 4377, 4465, 4502, 4590]}
@@ -166,7 +166,7 @@ def test_splits_share_no_item_and_all_holds_both(env_id):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_vector_environments_pass_each_world_its_own_text(env_id, mode):
+def test_vector_environments_pass_each_environment_its_own_text(env_id, mode):
     # A letter with an accent, a character beyond 16 bits and a lone surrogate must survive shared memory.
     texts = ["Action: caf\u00e9 \U0001f332", "Action: \ud800"]
     singles = [make(env_id), make(env_id)]

@@ -1,4 +1,4 @@
-"""MiniWoB, beyond what every world promises (test_contract.py)."""
+"""MiniWoB, beyond what every environment promises (test_contract.py)."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.miniwob.expert import EXPERTS, advise
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS
 from rllm_gym.envs.web.page import WebPage
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.memory import process_tree_bytes
 
 pytestmark = pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_dead_browser_fails_the_episode_and_the_next_reset_starts_anew(env):
     process = env._page._browser._process
     process.kill()
     process.wait()
-    with pytest.raises(WorldError):
+    with pytest.raises(EnvError):
         env.step("scroll [down]")
     begin(env, "click-test")
     assert follow_expert(env) == ([1.0], True)

@@ -1,4 +1,4 @@
-"""SciWorld, beyond what every world promises (test_contract.py)."""
+"""SciWorld, beyond what every environment promises (test_contract.py)."""
 
 import copy
 import gc
@@ -17,7 +17,7 @@ from rllm_gym.envs.sciworld import expert, java, jvm
 from rllm_gym.envs.sciworld.env import SciWorldEnv
 from rllm_gym.envs.sciworld.expert import UNKNOWN, WAIT, gold_path, next_action
 from rllm_gym.envs.sciworld.tasks import TASKS, load_items
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 
 def number(task, variation):
@@ -39,10 +39,10 @@ def env():
 
 @pytest.fixture(autouse=True, scope="module")
 def keeper():
-    """A world that keeps the Java process from one test to the next; at the end no process is left."""
-    world = jvm.World("find-animal", 0)
-    yield world
-    world.close()
+    """An environment that keeps the Java process from one test to the next; at the end no process is left."""
+    simulation = jvm.Simulation("find-animal", 0)
+    yield simulation
+    simulation.close()
     assert not [p for p in psutil.Process().children(recursive=True) if p.name() == "java"]
 
 
@@ -79,13 +79,13 @@ def test_the_table_of_tasks_is_the_packages(env):
     assert [(task.task_id, task.name) for task in TASKS] == list(ID2TASK.items())
     begin(env, FIND)
     for task in TASKS:
-        world = jvm.World(task.name, 0)
-        simulator, call = world._interface, world._jvm.call
+        simulation = jvm.Simulation(task.name, 0)
+        simulator, call = simulation._interface, simulation._jvm.call
         getters = (simulator.getVariationsTrain, simulator.getVariationsDev, simulator.getVariationsTest)
         train, dev, test = (list(call(getter)) for getter in getters)
         assert train + dev + test == list(range(call(simulator.getTaskMaxVariations, task.name)))
         assert (len(train), len(dev), len(test)) == (task.num_train, task.num_dev, task.num_test)
-        world.close()
+        simulation.close()
 
 
 def test_agentgyms_games_come_first_and_the_other_tasks_follow():
@@ -197,7 +197,7 @@ def test_eight_threads_see_what_one_sees():
 
 def test_a_step_asks_for_no_list_of_valid_actions(env):
     begin(env, FIND)
-    process = psutil.Process(env._world._jvm.process.pid)
+    process = psutil.Process(env._simulation._jvm.process.pid)
 
     def cpu_s(function):
         for _ in range(5):
@@ -208,7 +208,7 @@ def test_a_step_asks_for_no_list_of_valid_actions(env):
         return sum(process.cpu_times()[:2]) - before
 
     mine = cpu_s(lambda: env.step("look around"))
-    listing = cpu_s(lambda: env._world._jvm.call(env._world._interface.getValidActionObjectCombinationsJSON))
+    listing = cpu_s(lambda: env._simulation._jvm.call(env._simulation._interface.getValidActionObjectCombinationsJSON))
     assert mine < listing / 4
 
 
@@ -222,12 +222,12 @@ def test_a_killed_java_process_fails_the_episode_and_the_next_reset_starts_anoth
     caplog.set_level(logging.INFO)
     num_root_handlers = len(logging.getLogger().handlers)
     jvm._jvm.process.kill()
-    with pytest.raises(WorldError, match="Reset the environment"):
+    with pytest.raises(EnvError, match="Reset the environment"):
         env.step("look around")
-    with pytest.raises(WorldError):
+    with pytest.raises(EnvError):
         env.step("look around")  # and not a quiet continuation
     assert play(env, FIND) == before
-    with pytest.raises(WorldError):
+    with pytest.raises(EnvError):
         other.step("look around")  # its episode died with the old process, though there is a new one
     assert play(other, FIND) == before
     other.close()
@@ -238,16 +238,16 @@ def test_a_killed_java_process_fails_the_episode_and_the_next_reset_starts_anoth
 def test_a_process_that_dies_within_a_call_fails_the_episode(env, caplog):
     begin(env, FIND)
     caplog.set_level(logging.INFO)
-    with pytest.raises(WorldError, match="died or hung"):
+    with pytest.raises(EnvError, match="died or hung"):
         jvm._jvm.call(jvm._jvm._gateway.jvm.java.lang.System.exit, 1)
-    with pytest.raises(WorldError):
+    with pytest.raises(EnvError):
         env.step("look around")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_exception_of_the_simulator_fails_the_episode_only(env):
     begin(env, FIND)
-    with pytest.raises(WorldError, match="NumberFormatException"):
+    with pytest.raises(EnvError, match="NumberFormatException"):
         jvm._jvm.call(jvm._jvm._gateway.jvm.java.lang.Integer.parseInt, "x")
     assert env.step("inventory")[0].startswith("In your inventory")
 
@@ -262,7 +262,7 @@ def test_ctrl_c_in_a_call_does_not_shift_the_answers(env, monkeypatch):
         patch.setattr("py4j.java_gateway.GatewayConnection.send_command", interrupted)
         with pytest.raises(KeyboardInterrupt):
             env.step("look around")
-    with pytest.raises(WorldError):
+    with pytest.raises(EnvError):
         env.step("look around")
     assert play(env, FIND)[1][0].startswith("This outside location")
 
@@ -341,8 +341,8 @@ def test_a_forked_child_plays_on_in_a_process_of_its_own(env):
 
 def test_too_many_environments_are_refused_with_advice(env, monkeypatch):
     begin(env, FIND)
-    full = jvm._jvm.num_worlds
-    monkeypatch.setattr(jvm, "MAX_WORLDS", full)
+    full = jvm._jvm.num_simulations
+    monkeypatch.setattr(jvm, "MAX_SIMULATIONS", full)
     begin(env, FIND)  # a reset takes no second place
     with pytest.raises(ConfigError, match=f"at most {full} environments"):
         begin(SciWorldEnv(), FIND)
@@ -395,21 +395,21 @@ def test_the_expert_recovers_from_mistakes(env, mistakes):
     assert len(rewards) < 20
 
 
-def test_the_expert_computes_its_path_once_and_touches_no_world(env, monkeypatch):
+def test_the_expert_computes_its_path_once_and_touches_no_environment(env, monkeypatch):
     begin(env, FIND)
     env.step("open door")
-    world, history = env._world, copy.deepcopy(env._history)
+    simulation, history = env._simulation, copy.deepcopy(env._history)
     texts = {env.expert_action() for _ in range(3)}
     assert len(texts) == 1
-    assert env._world is world and env._history == history
+    assert env._simulation is simulation and env._history == history
     assert env.step("0")[0] == "The door is now open."
-    monkeypatch.setattr(expert, "World", None)
+    monkeypatch.setattr(expert, "Simulation", None)
     gold_path(FIND)
 
 
 def test_the_expert_waits_where_there_is_no_path(env, monkeypatch):
     def fail(*args, **kwargs):
-        raise WorldError("no")
+        raise EnvError("no")
 
     begin(env, FIND)
     monkeypatch.setattr("rllm_gym.envs.sciworld.env.gold_path", fail)
@@ -448,9 +448,9 @@ def test_the_experts_next_action(history, wanted):
     assert next_action(PATH, HALL, history) == wanted
 
 
-def test_resets_free_the_worlds_before(env):
+def test_resets_free_the_environments_before(env):
     begin(env, FIND)
-    java_lang = env._world._jvm._gateway.jvm.java.lang
+    java_lang = env._simulation._jvm._gateway.jvm.java.lang
 
     def used_mb():
         java_lang.System.gc()
@@ -459,7 +459,7 @@ def test_resets_free_the_worlds_before(env):
     before = used_mb()
     for _ in range(10):
         begin(env, FIND)
-    assert used_mb() - before < 20  # a world takes about 10
+    assert used_mb() - before < 20  # an environment takes about 10
 
 
 def test_draws_can_be_restricted_to_tasks():

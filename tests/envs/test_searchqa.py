@@ -17,7 +17,7 @@ from rllm_gym.envs.searchqa.protocol import MAX_PASSAGE_CHARS, Action, is_well_f
 from rllm_gym.envs.searchqa.questions import AGENTGYM_RANGES, FileQuestions
 from rllm_gym.envs.searchqa.retrievers import Passage, load_retriever, need
 from rllm_gym.envs.searchqa.scoring import holds_words, is_exact_match, normalize_answer
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 QUESTIONS = load_rows("questions.jsonl.gz")
 
@@ -116,7 +116,7 @@ def test_a_well_formed_turn_is_one_thought_and_one_action(text, expected):
     assert is_well_formed(text) is expected
 
 
-# Turns of the world.
+# Turns of the environment.
 
 
 def test_a_search_shows_the_passages_in_search_r1s_form():
@@ -180,9 +180,9 @@ def test_long_passages_and_queries_are_cut_and_lone_surrogates_replaced():
     assert scripted.queries == ["?" + "q" * (MAX_QUERY_CHARS - 1)]
 
 
-def test_a_failed_search_is_the_worlds_error():
-    with pytest.raises(WorldError, match="down"):
-        env_at(0, retriever=Scripted(WorldError("down"))).step("<search>a</search>")
+def test_a_failed_search_is_the_environments_error():
+    with pytest.raises(EnvError, match="down"):
+        env_at(0, retriever=Scripted(EnvError("down"))).step("<search>a</search>")
 
 
 # Embedded questions.
@@ -315,7 +315,7 @@ def test_rows_without_extra_info_are_counted_and_the_files_name_says_the_split(t
     assert FileQuestions([tmp_path]).numbers("train", ["nq"]) == [51713]
 
 
-def test_a_world_of_files_plays_them_with_their_datasets_as_categories(tmp_path):
+def test_an_environment_of_files_plays_them_with_their_datasets_as_categories(tmp_path):
     rows = [row_of("nq", 7), row_of("popqa", 0, answers=("Lima", "Ciudad de los Reyes")), row_of("nq", 1, "train")]
     path = write_jsonl(tmp_path / "data.jsonl", rows)
     assert SearchQAEnv(data=path).item_ids == ["searchqa_51714"]
@@ -414,7 +414,7 @@ def test_a_missing_package_is_named_with_the_command_to_install_it(monkeypatch):
         need("Stemmer", "pystemmer")
 
 
-def test_playing_the_default_world_loads_no_heavy_library():
+def test_playing_the_default_environment_loads_no_heavy_library():
     program = """
 import sys, gymnasium, rllm_gym
 env = gymnasium.make("rllm_gym/SearchQA-v0", obs_type="text")

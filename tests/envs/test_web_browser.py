@@ -15,7 +15,7 @@ import pytest
 from rllm_gym.envs.web import browser, install
 from rllm_gym.envs.web.browser import Browser, find_chromium
 from rllm_gym.envs.web.page import WebPage
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.memory import process_tree_bytes
 from tests.envs.web_site import SITES, Site
 
@@ -196,9 +196,9 @@ def test_a_browser_that_dies_fails_its_windows_and_the_next_one_has_a_new_one(op
     process.kill()
     process.wait()
     for dead in (window, other):
-        with pytest.raises(WorldError, match="browser"):
+        with pytest.raises(EnvError, match="browser"):
             dead.goto("http://shop.test/next")
-        with pytest.raises(WorldError):
+        with pytest.raises(EnvError):
             dead.observe()
     fresh = open_window()
     fresh.goto("http://shop.test/next")
@@ -214,7 +214,7 @@ def test_a_driver_that_dies_fails_its_windows_and_leaves_no_process(open_window)
     driver = next(p for p in psutil.Process().children() if "node" in p.name())
     left = chromiums()
     driver.kill()
-    with pytest.raises(WorldError):
+    with pytest.raises(EnvError):
         window.goto("http://shop.test/next")
     psutil.wait_procs(left, timeout=60)
     assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
@@ -226,10 +226,10 @@ def test_a_page_that_crashes_fails_its_window_only(open_window):
     window.goto("http://shop.test/")
     window._window.tab._timeout_s = 10.0
     window._browser.soon(window._window.tab._session.send("Page.crash"))
-    with pytest.raises(WorldError, match="crashed"):
+    with pytest.raises(EnvError, match="crashed"):
         for _ in range(100):
             window.press("Shift")
-    with pytest.raises(WorldError, match="crashed"):
+    with pytest.raises(EnvError, match="crashed"):
         window.observe()
     other.goto("http://shop.test/next")
     assert other.url == "http://shop.test/next"
@@ -240,7 +240,7 @@ def test_a_browser_that_does_not_answer_is_given_up(open_window, monkeypatch):
     process = main_process()
     monkeypatch.setattr(Browser.run, "__defaults__", (5.0,))
     process.suspend()
-    with pytest.raises(WorldError, match="must answer within 5 s"):
+    with pytest.raises(EnvError, match="must answer within 5 s"):
         window.goto("http://shop.test/next")
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
@@ -272,7 +272,7 @@ def test_a_forked_child_has_a_browser_of_its_own(open_window):
         code = 1
         try:
             mine = WebPage(SITES)
-            with pytest.raises(WorldError):
+            with pytest.raises(EnvError):
                 window.observe()
             code = 0 if mine.url == "about:blank" and not window.is_mine else 2
             mine.close()

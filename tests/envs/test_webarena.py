@@ -19,7 +19,7 @@ from rllm_gym.envs.webarena.evaluators import Outcome, is_solved
 from rllm_gym.envs.webarena.functions import functions
 from rllm_gym.envs.webarena.judge import Judge
 from rllm_gym.envs.webarena.verified import is_verified
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from webarena_oracle import load_evaluators
@@ -213,9 +213,7 @@ def test_all_episodes_share_one_log_in_until_it_is_old(make, shop, monkeypatch):
 
 def test_a_site_that_refuses_the_log_in_is_a_failed_episode(make, shop):
     shop.lets_in = False
-    with pytest.raises(
-        WorldError, match=r"shopping at http://.* must let emma\.lopez@gmail\.com in; got the form again"
-    ):
+    with pytest.raises(EnvError, match=r"shopping at http://.* must let emma\.lopez@gmail\.com in; got the form again"):
         begin(make(), OPEN_CASE)
 
 
@@ -254,14 +252,14 @@ def test_the_functions_of_the_configs_ask_the_shop(shop):
     theirs = load_evaluators().reddit_get_post_url
     for path in ("/f/books/17/a-post/-/comment/3", "/f/books/17", "/f/books", "/user/x/y/z", "", "/f/books/17/"):
         assert ours["reddit_get_post_url"](f"http://reddit.test{path}") == theirs(f"http://reddit.test{path}")
-    with pytest.raises(WorldError, match=r"the shop's REST interface must answer; got ConnectError"):
+    with pytest.raises(EnvError, match=r"the shop's REST interface must answer; got ConnectError"):
         functions({"shopping": "http://127.0.0.1:9"})["shopping_get_latest_order_url"]()
 
 
 def test_a_start_page_that_does_not_open_is_a_failed_episode(make, shop, monkeypatch):
     monkeypatch.setattr(login, "storage_state", lambda sites, urls: None)
     monkeypatch.setenv("WA_SHOPPING", "http://127.0.0.1:9")
-    with pytest.raises(WorldError, match="a task's start page must open; got "):
+    with pytest.raises(EnvError, match="a task's start page must open; got "):
         begin(make(), OPEN_CASE)
 
 
@@ -269,7 +267,7 @@ def test_a_judged_page_that_does_not_open_is_a_failed_episode_and_not_a_reward_o
     env = make()
     begin(env, CANDLES)
     env._config = json.loads(json.dumps(env._config).replace("/checkout/cart", ":0/checkout/cart"))
-    with pytest.raises(WorldError, match="a page that is judged must open"):
+    with pytest.raises(EnvError, match="a page that is judged must open"):
         env.step("stop []")
 
 
@@ -373,7 +371,7 @@ def test_a_busy_endpoint_is_asked_again_and_one_that_refuses_is_not(shop):
     assert Judge(f"{shop.url}/v1", first_wait_s=0.0).is_correct("", "a", "a")
     assert len(shop.judged) == 3
     shop.verdicts = [401]
-    with pytest.raises(WorldError, match=r"the judge must answer; got HTTPStatusError: .*401"):
+    with pytest.raises(EnvError, match=r"the judge must answer; got HTTPStatusError: .*401"):
         Judge(f"{shop.url}/v1", first_wait_s=0.0).is_correct("", "a", "a")
     assert len(shop.judged) == 4
 
@@ -381,7 +379,7 @@ def test_a_busy_endpoint_is_asked_again_and_one_that_refuses_is_not(shop):
 @pytest.mark.parametrize(("said", "says"), [("who knows", "got 'who knows'"), ({"choices": []}, "must speak OpenAI")])
 def test_an_endpoint_without_a_verdict_is_a_failed_episode(shop, said, says):
     shop.verdicts = [said]
-    with pytest.raises(WorldError, match=says):
+    with pytest.raises(EnvError, match=says):
         Judge(f"{shop.url}/v1").is_correct("", "a", "a")
 
 
@@ -405,7 +403,7 @@ def test_a_judge_that_cannot_be_reached_is_a_failed_episode_and_not_a_reward_of_
     monkeypatch.setattr(judge, "Judge", functools.partial(Judge, num_attempts=2, first_wait_s=0.0))
     env = make(judge_url="http://127.0.0.1:9/v1")
     begin(env, REVIEWERS)
-    with pytest.raises(WorldError, match=r"the judge must answer; got ConnectError"):
+    with pytest.raises(EnvError, match=r"the judge must answer; got ConnectError"):
         env.step("stop [no such review]")
 
 
@@ -436,7 +434,7 @@ def test_a_reply_is_judged_by_the_verified_evaluators_and_a_strange_one_is_just_
 
 
 def test_an_episode_without_any_request_cannot_be_judged():
-    with pytest.raises(WorldError, match="task 21 must be judged; got "):
+    with pytest.raises(EnvError, match="task 21 must be judged; got "):
         is_verified(HEADPHONES, json.dumps(REPLY), [], {"shopping": "http://s"})
 
 

@@ -1,4 +1,4 @@
-"""WebArena-v0 on the embedded sites, beyond what every world promises (test_contract.py)."""
+"""WebArena-v0 on the embedded sites, beyond what every environment promises (test_contract.py)."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from rllm_gym.envs.web.browser import Browser
 from rllm_gym.envs.webarena import tasks
 from rllm_gym.envs.webarena.env import WebArenaEnv
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 pytestmark = pytest.mark.slow
 CONFIGS = tasks.load_configs("embedded")
@@ -106,7 +106,7 @@ def test_the_browser_reaches_the_sites_of_the_task_only(env):
 def test_a_page_of_a_site_that_fails_is_a_failed_episode(env, monkeypatch):
     begin(env, number("url_match"))
     env._sites._server.database.error = "GET /: RuntimeError: no"
-    with pytest.raises(WorldError, match="a page failed; got GET /: RuntimeError: no"):
+    with pytest.raises(EnvError, match="a page failed; got GET /: RuntimeError: no"):
         env.step("click [1]")
     begin(env, number("url_match"))
     assert env.step("click [1]")[1] == 0.0

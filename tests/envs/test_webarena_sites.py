@@ -16,7 +16,7 @@ from rllm_gym.envs.webarena.evaluators import Outcome, is_solved
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.seed import seeded_image
 from rllm_gym.envs.webarena.sites.seed.common import PASSWORD
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 pytestmark = pytest.mark.slow
 
@@ -376,7 +376,7 @@ def test_a_page_that_fails_is_reported_and_changes_nothing(sites, monkeypatch):
     monkeypatch.setattr(Database, "now", lambda self: 1 / 0)
     browser.goto(f"{FORUM}/f/books/submit").send("Submit", title="Lost", body="")
     assert browser.status == 500
-    with pytest.raises(WorldError, match="POST /f/books/submit: ZeroDivisionError"):
+    with pytest.raises(EnvError, match="POST /f/books/submit: ZeroDivisionError"):
         sites.check()
     assert "Lost" not in browser.goto(f"{FORUM}/f/books").text
     sites.reset()

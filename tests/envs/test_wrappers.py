@@ -10,10 +10,10 @@ from gymnasium.utils.env_checker import check_env
 
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.envs.wrappers import TokenEnv
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import ChatTokenizer
-from tests.envs.toy_worlds import SayTheWord
+from tests.envs.toy_environments import SayTheWord
 from tests.tokenizers import CHATML, make_tokenizer
 
 
@@ -105,7 +105,7 @@ def test_a_played_episode_is_what_the_template_renders_for_its_messages(shape):
     assert [i for part in stream for i in part] == rendered(env, info["messages"], add_generation_prompt=False)
 
 
-def test_the_text_world_and_its_expert_are_at_the_bottom():
+def test_the_text_environment_and_its_expert_are_at_the_bottom():
     env = gymnasium.make(ID, tokenizer=make_tokenizer("chatml"))
     env.reset(seed=0)
     assert type(env.unwrapped) is Guess
@@ -126,7 +126,7 @@ def test_only_a_terminating_observation_lacks_the_generation_prompt():
     assert [part[-len(prompt) :] == prompt for part in stream[0::2]] == [True, True, False]
 
 
-def test_a_world_without_a_system_prompt_has_none(monkeypatch):
+def test_an_environment_without_a_system_prompt_has_none(monkeypatch):
     env = make_guess(make_tokenizer("chatml"))
     monkeypatch.setattr(Guess, "system_prompt", "")
     assert [m["role"] for m in env.reset(seed=0)[1]["messages"]] == ["user"]
@@ -162,13 +162,13 @@ def test_actions_that_are_no_token_ids_are_refused_and_change_nothing(action, go
     assert env.step(env.encode_action("say 1"))[4]["messages"][-1]["content"] == "Wrong: say 1"
 
 
-def test_an_observation_that_the_space_cannot_hold_is_a_failure_of_the_world():
+def test_an_observation_that_the_space_cannot_hold_is_a_failure_of_the_environment():
     env = TokenEnv(Guess(noise=" x" * 100), tokenizer=make_tokenizer("chatml"), max_tokens=99)
-    with pytest.raises(WorldError, match=r"at most max_tokens=99 tokens; got 2\d\d\."):
+    with pytest.raises(EnvError, match=r"at most max_tokens=99 tokens; got 2\d\d\."):
         env.reset(seed=0)
 
 
-def test_a_world_of_other_observations_is_refused():
+def test_an_environment_of_other_observations_is_refused():
     with pytest.raises(ConfigError, match="must be a text environment"):
         TokenEnv(gymnasium.make("CartPole-v1"), tokenizer=make_tokenizer("chatml"))
 

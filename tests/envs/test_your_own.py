@@ -1,4 +1,4 @@
-"""The page on users' own worlds: what it shows is run as it stands. And what `wrap` refuses."""
+"""The page on users' own environments: what it shows is run as it stands. And what `wrap` refuses."""
 
 import re
 import sys
@@ -15,25 +15,25 @@ from rllm_gym import make_env, register_text_env
 from rllm_gym.cli.rllib import app
 from rllm_gym.envs import UnicodeText, wrap
 from rllm_gym.envs.wrappers import MAX_TOKENS, TokenEnv
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import RolloutLoop, seed_of
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.types import SamplingParams, TaskGroup
 
-PAGE = (Path(__file__).parents[2] / "docs" / "worlds" / "your_own.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "environments" / "your_own.md").read_text(encoding="utf-8")
 BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) for kind in ("python", "yaml", "bash")}
-ID = "my_world:me/Guess-v0"
+ID = "my_env:me/Guess-v0"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with the page's `my_world.py`, on the path; forgets what the page registers."""
-    (tmp_path / "my_world.py").write_text(BLOCKS["python"][0], encoding="utf-8")
+    """A folder with the page's `my_env.py`, on the path; forgets what the page registers."""
+    (tmp_path / "my_env.py").write_text(BLOCKS["python"][0], encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     before = dict(gymnasium.registry)
     yield tmp_path
-    sys.modules.pop("my_world", None)
+    sys.modules.pop("my_env", None)
     for key in gymnasium.registry.keys() - before.keys():
         del gymnasium.registry[key]
 
@@ -147,7 +147,7 @@ def test_the_pages_experiment_passes_the_pages_dry_run(folder, monkeypatch):
 
 
 class Echo(gymnasium.Env):
-    """Somebody else's world: Gymnasium's own Text, no system prompt, no item ids, no is_success."""
+    """Somebody else's environment: Gymnasium's own Text, no system prompt, no item ids, no is_success."""
 
     def __init__(self, observation_space=None, action_space=None):
         self.observation_space = observation_space or Text(100)
@@ -201,15 +201,15 @@ def test_wrap_refuses_tokens_around_tokens():
 
 
 @pytest.mark.parametrize("obs_type", ["text", "token"])
-def test_a_registered_world_must_speak_text(obs_type):
+def test_a_registered_environment_must_speak_text(obs_type):
     with pytest.raises(ConfigError, match=r"^make_env: .*Text for action_space; got Discrete\(2\)"):
         make_env(lambda: Echo(action_space=Discrete(2)), obs_type=obs_type)
 
 
-@pytest.mark.parametrize("world", [Echo(), "my_world", "my_world/Echo", None])
-def test_only_a_class_or_its_name_can_be_registered(world):
-    with pytest.raises(ConfigError, match=r'^register_text_env: world must be a class, a function or "module:Class"'):
-        register_text_env("me/Echo-v0", world)
+@pytest.mark.parametrize("env", [Echo(), "my_env", "my_env/Echo", None])
+def test_only_a_class_or_its_name_can_be_registered(env):
+    with pytest.raises(ConfigError, match=r'^register_text_env: env must be a class, a function or "module:Class"'):
+        register_text_env("me/Echo-v0", env)
     assert "me/Echo-v0" not in gymnasium.registry
 
 
@@ -217,7 +217,7 @@ def test_max_tokens_is_set_through_gymnasium_and_kept_in_the_spec(folder):
     env = gymnasium.make(ID, max_tokens=77)
     for made in (env, gymnasium.make(env.spec)):
         assert made.observation_space.max_length == made.action_space.max_length == 77
-    with pytest.raises(WorldError, match="at most max_tokens=5 tokens"):
+    with pytest.raises(EnvError, match="at most max_tokens=5 tokens"):
         gymnasium.make(ID, max_tokens=5).reset()
     with pytest.raises(ConfigError, match="max_tokens belongs to the token level; got 5"):
         gymnasium.make(ID, max_tokens=5, obs_type="text")
@@ -225,7 +225,7 @@ def test_max_tokens_is_set_through_gymnasium_and_kept_in_the_spec(folder):
         gymnasium.make(ID, max_tokens=0)
 
 
-def test_options_of_the_token_level_do_not_reach_the_world(folder):
+def test_options_of_the_token_level_do_not_reach_the_environment(folder):
     with pytest.raises(ConfigError, match=r"^GuessEnv: takes the keywords \(none\); got 'sise'"):
         gymnasium.make(ID, sise=3)
     assert isinstance(gymnasium.make(ID, tokenizer=wrap(Echo()).chat.tokenizer, max_tokens=9).env.env, TokenEnv)
@@ -236,7 +236,7 @@ def test_unicode_text_lets_any_character_through_both_levels():
     assert play(env, ["caf\u00e9 \U0001f332"])[1][0].count("you said caf\u00e9 \U0001f332") == 1
 
 
-def test_a_world_that_says_something_else_than_text_is_named():
+def test_an_environment_that_says_something_else_than_text_is_named():
     env = Echo()
     env.reset = lambda seed=None, options=None: (5, {})
     with pytest.raises(TypeError, match=r"Echo.*: an observation must be a string; got 5\. Put it into words\."):

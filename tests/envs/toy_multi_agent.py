@@ -1,4 +1,4 @@
-"""PassTheWord: a toy world for two agents, by turns or at the same time."""
+"""PassTheWord: a toy environment for two agents, by turns or at the same time."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_two_learners_whiten_together_and_change_no_gradient(tiny_model, ray_clu
 
 
 def test_what_no_critic_may_see_changes_nothing(tiny_model):
-    """A world's last words after it terminated, and what lies beyond max_model_len."""
+    """An environment's last words after it terminated, and what lies beyond max_model_len."""
     episodes = ppo_episodes(4)
     first = gradient(ppo_group(ppo_config(tiny_model)), episodes)
     for episode in episodes:

@@ -1,4 +1,4 @@
-"""A toy world over bytes, and loops over it."""
+"""A toy environment over bytes, and loops over it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.types import SamplingParams
 
-# --- a token-level world over bytes: "|" is the end-of-turn token ---
+# --- a token-level environment over bytes: "|" is the end-of-turn token ---
 
 END = 256
 
@@ -52,13 +52,13 @@ class TalkEnv(gymnasium.Env):
 
 @pytest.fixture
 def talk():
-    """The toy world and its codec, as one namespace."""
+    """The toy environment and its codec, as one namespace."""
     return SimpleNamespace(Env=TalkEnv, encode=encode, decode=decode, END=END)
 
 
 @pytest.fixture
 def make_loop():
-    """A loop over talk worlds and one engine; what it opens is closed at the end of the test."""
+    """A loop over talk environments and one engine; what it opens is closed at the end of the test."""
     loops = []
 
     def make(engine, make_env=lambda env_index: TalkEnv(), **options):

@@ -1,4 +1,4 @@
-"""The loop with worker threads: overlap, hung worlds and idling, held together by events and never by sleeps."""
+"""The loop with worker threads: overlap, hung environments and idling, held together by events and never by sleeps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_engine_decodes_while_an_environment_steps(talk, make_loop):
     assert {e.error for e in episodes.values()} == {None}
 
 
-def test_a_hung_world_is_replaced_with_its_worker_and_closed_when_it_comes_back(talk, make_loop):
+def test_a_hung_environment_is_replaced_with_its_worker_and_closed_when_it_comes_back(talk, make_loop):
     come_back, has_closed = threading.Event(), threading.Event()
     made = []
 
@@ -79,7 +79,7 @@ def test_a_hung_world_is_replaced_with_its_worker_and_closed_when_it_comes_back(
     assert len(made) == 2
 
 
-def test_a_world_that_always_hangs_fails_with_its_time(talk, make_loop):
+def test_an_environment_that_always_hangs_fails_with_its_time(talk, make_loop):
     come_back = threading.Event()
 
     class HangingEnv(talk.Env):
@@ -118,7 +118,7 @@ def test_the_loop_sleeps_while_every_episode_waits_for_its_environment(talk, mak
     assert polls == [None, 0.0, None]
 
 
-def test_a_world_that_exits_the_process_fails_its_episode_alone(talk, make_loop):
+def test_an_environment_that_exits_the_process_fails_its_episode_alone(talk, make_loop):
     class ExitingEnv(talk.Env):
         def step(self, action):
             if self.item == "A":

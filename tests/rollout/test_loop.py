@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.types import AGENT, SamplingParams, TaskGroup
@@ -128,7 +128,7 @@ def test_a_new_horizon_holds_for_episodes_begun_later_only(talk, make_loop):
     assert text_of(done["S"], talk) == "S>[a|]1>[a|]2>"
 
 
-def test_an_end_at_the_horizon_counts_as_the_worlds_own(talk, make_loop):
+def test_an_end_at_the_horizon_counts_as_the_environments_own(talk, make_loop):
     for reply, end_reason in (("!|", "terminated"), ("!?|", "terminated"), ("?|", "truncated"), ("a|", "horizon")):
         engine = ScriptedEngine([talk.encode(reply)])
         assert only_episode(play(make_loop(engine), group(0, "T"), max_episode_steps=1)).end_reason == end_reason
@@ -224,7 +224,7 @@ def test_a_reward_that_is_no_number_is_a_failure(talk, make_loop, reward):
 
     engine = ScriptedEngine(lambda prompt: talk.encode("!|"))
     episode = only_episode(play(make_loop(engine, lambda i: BadReward(), max_retries=0), group(0, "T")))
-    assert episode.error.startswith(f"{WorldError.__name__}: BadReward: a reward must be a finite number; got {reward}")
+    assert episode.error.startswith(f"{EnvError.__name__}: BadReward: a reward must be a finite number; got {reward}")
 
 
 def test_an_error_in_close_is_logged_and_hurts_nobody(talk, make_loop, caplog):

@@ -1,4 +1,4 @@
-"""Several agents in one world: one stream each, by turns or at the same time."""
+"""Several agents in one environment: one stream each, by turns or at the same time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rllm_gym.types import SamplingParams, TaskGroup
 GROUP = TaskGroup((7, 0), "T", 1)
 
 
-class ScriptedWorld:
+class ScriptedEnv:
     """Plays a list of RLlib-shaped steps and notes the actions it gets."""
 
     possible_agents = ("x", "y")
@@ -43,8 +43,8 @@ class ScriptedWorld:
 
 @pytest.fixture
 def play(talk, make_loop):
-    def play(world, engines, module_of=lambda agent_id, episode: "main", **options):
-        loop = make_loop(engines, lambda env_index: world, module_of=module_of, max_retries=0, **options)
+    def play(env, engines, module_of=lambda agent_id, episode: "main", **options):
+        loop = make_loop(engines, lambda env_index: env, module_of=module_of, max_retries=0, **options)
         loop.submit([GROUP], max_episode_steps=None)
         (group,) = loop.finished_groups()
         return (group.episodes + group.failed)[0]
@@ -59,7 +59,7 @@ def stream_of(episode, agent_id, talk):
 
 
 def test_by_turns_each_agent_has_its_own_stream_and_waiting_agents_get_their_rewards(talk, play):
-    world = ScriptedWorld(
+    env = ScriptedEnv(
         talk,
         {"x": "x0"},
         ({"x": "x1"}, {"x": 0.5, "y": 1.0}),  # y's rewards come before its first turn
@@ -68,12 +68,12 @@ def test_by_turns_each_agent_has_its_own_stream_and_waiting_agents_get_their_rew
         ({"x": "x3", "y": "y1"}, {"x": 0.125, "y": -1.0}, {"__all__": True}),
     )
     engine = ScriptedEngine([talk.encode("A|"), talk.encode("B|"), talk.encode("C|"), talk.encode("D|")])
-    episode = play(world, engine)
+    episode = play(env, engine)
     # x: P a E a E a F    y: P a F
     turns = [("x0", "A|", 0.5, 0), ("x1", "B|", 1.0, 1), ("x2", "D|", 0.125, 3)]
     assert stream_of(episode, "x", talk) == (turns, "x3")
     assert stream_of(episode, "y", talk) == ([("y0", "C|", 1.0 + 3.0 + 0.25 - 1.0, 2)], "y1")
-    assert world.actions == [{"x": "A|"}, {"x": "B|"}, {"y": "C|"}, {"x": "D|"}]
+    assert env.actions == [{"x": "A|"}, {"x": "B|"}, {"y": "C|"}, {"x": "D|"}]
     assert [talk.decode(r.prompt_ids) for r in engine.requests] == ["x0", "x0A|x1", "y0", "x0A|x1B|x2"]
     agents_and_turns = [(0, 0), (0, 1), (1, 0), (0, 2)]
     assert [r.seed for r in engine.requests] == [seed_of(7, 0, 0, *parts) for parts in agents_and_turns]
@@ -82,8 +82,8 @@ def test_by_turns_each_agent_has_its_own_stream_and_waiting_agents_get_their_rew
     assert episode.streams["y"].messages == [{"role": "user", "content": "y1"}]
 
 
-def test_at_the_same_time_the_world_steps_once_all_have_acted_in_the_worlds_order(talk, play):
-    world = ScriptedWorld(
+def test_at_the_same_time_the_environment_steps_once_all_have_acted_in_the_environments_order(talk, play):
+    env = ScriptedEnv(
         talk,
         {"x": "x0", "y": "y0"},
         ({"x": "x1", "y": "y1"}, {"x": 1.0, "y": 2.0}),
@@ -92,8 +92,8 @@ def test_at_the_same_time_the_world_steps_once_all_have_acted_in_the_worlds_orde
     engine = ScriptedEngine(
         lambda prompt: talk.encode(f"{chr(prompt[0])}|"), num_steps=lambda prompt: 9 if prompt[0] == ord("x") else 1
     )
-    episode = play(world, engine)
-    assert [list(actions.items()) for actions in world.actions] == [[("x", "x|"), ("y", "y|")]] * 2
+    episode = play(env, engine)
+    assert [list(actions.items()) for actions in env.actions] == [[("x", "x|"), ("y", "y|")]] * 2
     assert stream_of(episode, "x", talk) == ([("x0", "x|", 1.0, 0), ("x1", "x|", 3.0, 1)], "x2")
     assert stream_of(episode, "y", talk) == ([("y0", "y|", 2.0, 0), ("y1", "y|", 4.0, 1)], "y2")
     assert episode.end_reason == "truncated"
@@ -108,46 +108,46 @@ class StrictEngine(ScriptedEngine):
 
 
 def test_each_agent_is_served_by_its_modules_engine_and_params(talk, play):
-    world = ScriptedWorld(talk, {"x": "x0", "y": "y0"}, ({}, {"x": 1.0}, {"__all__": True}))
+    env = ScriptedEnv(talk, {"x": "x0", "y": "y0"}, ({}, {"x": 1.0}, {"__all__": True}))
     engines = {"left": StrictEngine([talk.encode("L|")]), "right": StrictEngine([talk.encode("Right|")])}
     engines["right"].policy_version = 3
     params = {"left": SamplingParams(4, temperature=0.5), "right": SamplingParams(3)}
     module_of = lambda agent_id, episode: {"x": "left", "y": "right"}[agent_id]  # noqa: E731
-    episode = play(world, engines, module_of=module_of, params=params)
+    episode = play(env, engines, module_of=module_of, params=params)
     assert {a: (s.module_id, s.turns[0].policy_version) for a, s in episode.streams.items()} == {
         "x": ("left", 0),
         "y": ("right", 3),
     }
-    assert world.actions == [{"x": "L|", "y": "Rig"}]
+    assert env.actions == [{"x": "L|", "y": "Rig"}]
     assert {module_id: engine.requests[0].params for module_id, engine in engines.items()} == params
 
 
 def test_an_agent_that_has_ended_is_not_asked_again_and_keeps_its_last_observation(talk, play):
-    world = ScriptedWorld(
+    env = ScriptedEnv(
         talk,
         {"x": "x0", "y": "y0"},
         ({"x": "x1", "y": "bye"}, {}, {"y": True}),
         ({"x": "x2"}, {}, {"__all__": True}),
     )
-    episode = play(world, ScriptedEngine(lambda prompt: talk.encode("a|")))
-    assert world.actions == [{"x": "a|", "y": "a|"}, {"x": "a|"}]
+    episode = play(env, ScriptedEngine(lambda prompt: talk.encode("a|")))
+    assert env.actions == [{"x": "a|", "y": "a|"}, {"x": "a|"}]
     assert stream_of(episode, "y", talk) == ([("y0", "a|", 0.0, 0)], "bye")
 
 
 def test_no_room_for_one_agent_truncates_the_episode_for_all(talk, play):
-    world = ScriptedWorld(talk, {"x": "x0", "y": "y0"}, ({"x": "x" * 20, "y": "y1"}, {"y": 1.0}))
-    episode = play(world, ScriptedEngine(lambda prompt: talk.encode("a|")), max_model_len=30)
+    env = ScriptedEnv(talk, {"x": "x0", "y": "y0"}, ({"x": "x" * 20, "y": "y1"}, {"y": 1.0}))
+    episode = play(env, ScriptedEngine(lambda prompt: talk.encode("a|")), max_model_len=30)
     assert episode.end_reason == "context_limit"
     assert stream_of(episode, "x", talk) == ([("x0", "a|", 0.0, 0)], "x" * 20)
     assert stream_of(episode, "y", talk) == ([("y0", "a|", 1.0, 0)], "y1")
 
 
 def test_a_first_prompt_without_room_fails_the_episode_also_when_others_have_acted(talk, play):
-    world = ScriptedWorld(talk, {"x": "x0"}, ({"y": "y" * 30}, {}))
-    episode = play(world, ScriptedEngine(lambda prompt: talk.encode("a|")), max_model_len=30)
+    env = ScriptedEnv(talk, {"x": "x0"}, ({"y": "y" * 30}, {}))
+    episode = play(env, ScriptedEngine(lambda prompt: talk.encode("a|")), max_model_len=30)
     assert "a first prompt and one turn must fit in max_model_len = 30; got 30 + 8 tokens" in episode.error
 
 
 def test_an_episode_that_goes_on_with_nobody_to_act_fails(talk, play):
-    episode = play(ScriptedWorld(talk, {"x": "x0"}, ({}, {})), ScriptedEngine(lambda prompt: talk.encode("a|")))
+    episode = play(ScriptedEnv(talk, {"x": "x0"}, ({}, {})), ScriptedEngine(lambda prompt: talk.encode("a|")))
     assert "an episode that goes on needs an agent to act" in episode.error

@@ -24,13 +24,13 @@ class Passage(NamedTuple):
 
 @runtime_checkable
 class Retriever(Protocol):
-    """What a world searches with. It may be called from several threads at once."""
+    """What an environment searches with. It may be called from several threads at once."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Return at most `topk` passages for each query, best first.
 
         Raises:
-            WorldError: the search failed, which is no fault of the query.
+            EnvError: the search failed, which is no fault of the query.
         """
 
 

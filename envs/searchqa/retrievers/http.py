@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rllm_gym.envs.searchqa.retrievers import Passage, need
-from rllm_gym.errors import ConfigError, WorldError
+from rllm_gym.errors import ConfigError, EnvError
 
 MAX_BATCH = 256  # queries in one request
 _RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -75,7 +75,7 @@ class HttpRetriever:
             results = self._ask([query for query, _, _ in batch], max(k for _, k, _ in batch))
         except BaseException as e:
             # An interrupt ends this thread; the others must not wait for it for ever.
-            error = e if isinstance(e, WorldError) else WorldError(f"{self._who}: the request ended with {e!r}.")
+            error = e if isinstance(e, EnvError) else EnvError(f"{self._who}: the request ended with {e!r}.")
             for _, _, future in batch:
                 future.set_exception(error)
             if error is not e:
@@ -89,7 +89,7 @@ class HttpRetriever:
         try:
             answer = self._retry(self._post, body)
         except self._httpx.HTTPError as e:
-            raise WorldError(
+            raise EnvError(
                 f"{self._who}: the retrieval server must answer; got {type(e).__name__}: {e}. Check the server."
             ) from e
         try:
@@ -113,8 +113,8 @@ class HttpRetriever:
             return error.response.status_code in _RETRY_STATUSES
         return isinstance(error, self._httpx.TransportError)
 
-    def _not_the_protocol(self, got: str) -> WorldError:
-        return WorldError(f"{self._who}: the server must speak Search-R1's protocol; got {got}. Check the url.")
+    def _not_the_protocol(self, got: str) -> EnvError:
+        return EnvError(f"{self._who}: the server must speak Search-R1's protocol; got {got}. Check the url.")
 
     @property
     def _who(self) -> str:

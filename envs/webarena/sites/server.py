@@ -17,7 +17,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from rllm_gym.envs.webarena.sites.app import DATABASE, create_app, login_cookie
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.seed import seeded_image
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 # By WebArena's names. Nothing on the internet can answer at these addresses: RFC 6761 reserves .test.
 SITE_URLS = {
@@ -40,7 +40,7 @@ class Sites:
         sites.reset()
         page = WebPage(list(SITE_URLS.values()), server=sites.server, storage_state=sites.storage_state(["shopping"]))
         page.goto(SITE_URLS["shopping"])
-        sites.check()  # raises WorldError if a page failed
+        sites.check()  # raises EnvError if a page failed
         sites.close()
 
     Args:
@@ -87,11 +87,9 @@ class Sites:
         return {"cookies": cookies, "origins": []}
 
     def check(self) -> None:
-        """Raise WorldError if a page failed, so that the episode is not judged."""
+        """Raise EnvError if a page failed, so that the episode is not judged."""
         if self._server is not None and self._server.database.error:
-            raise WorldError(
-                f"WebArena sites: a page failed; got {self._server.database.error}. Reset the environment."
-            )
+            raise EnvError(f"WebArena sites: a page failed; got {self._server.database.error}. Reset the environment.")
 
     def close(self) -> None:
         """End the server; safe to call twice."""

@@ -1,4 +1,4 @@
-"""Make the shipped tiny model: `python -m rllm_gym.tiny.train OUT --seed 0`."""
+"""Make the shipped tiny model: `python -m tools.tiny_model.train OUT --seed 0`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 import typer
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.tiny.card import render_card
-from rllm_gym.tiny.evaluate import evaluate_all, pooled_success
-from rllm_gym.tiny.sources import Sources
-from rllm_gym.tiny.stages import Settings, draw_episodes, run_stage, say, sft_config, write_conversations
-from rllm_gym.tiny.tokenizer import train_tokenizer
-from rllm_gym.tiny.wiring import wire_copying
+from tools.tiny_model.card import render_card
+from tools.tiny_model.sources import Sources
+from tools.tiny_model.stages import Settings, draw_episodes, run_stage, say, sft_config, write_conversations
+from tools.tiny_model.success_rates import evaluate_all, pooled_success
+from tools.tiny_model.tokenizer import train_tokenizer
+from tools.tiny_model.wiring import wire_copying
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 MAX_POSITIONS = 16384
-NUM_TOKENIZER_EPISODES = 200  # of each world
+NUM_TOKENIZER_EPISODES = 200  # of each environment
 WORK = "work"  # in OUT: conversations, checkpoints and the stages' models
 START = "start"  # in it: the tokenizer and the untrained model
 SETTINGS = "settings.json"
@@ -154,7 +154,7 @@ def main(
     threads: Annotated[int, typer.Option(help="CPU threads; more than are idle do harm.")] = Settings.threads,
     measure: Annotated[bool, typer.Option(help="Measure success at the end, with vLLM.")] = True,
 ) -> None:
-    """Train the tiny model on the train splits of all worlds, from nothing, and write it with its model card.
+    """Train the tiny model on the train splits of all environments, from nothing, and write it with its model card.
 
     Interrupted, the same command goes on from the last checkpoint in OUT.
     """
@@ -211,7 +211,7 @@ def _command(settings: Settings) -> str:
     for key, value in asdict(settings).items():
         name = key.replace("_", "-")
         options.append(f"--{name if value else 'no-' + name}" if isinstance(value, bool) else f"--{name} {value}")
-    return " ".join(["python -m rllm_gym.tiny.train OUT", *options])
+    return " ".join(["python -m tools.tiny_model.train OUT", *options])
 
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rllm_gym.checkpoints import newest_checkpoint
-from rllm_gym.tiny.episodes import ExpertEpisode, Plan
-from rllm_gym.tiny.sources import Sources
+from tools.tiny_model.episodes import ExpertEpisode, Plan
+from tools.tiny_model.sources import Sources
 
 if TYPE_CHECKING:
     from rllm_gym.algorithms.sft import SFTConfig
 
 # Tasks and replies count a little: they repeat themselves, and what predicts repetitions also copies names.
-WORLD_WEIGHT = 0.2
-WEB_RATE = 0.5  # how many of the last stage's episodes are drawn from the web's worlds
+ENV_WEIGHT = 0.2
+WEB_RATE = 0.5  # how many of the last stage's episodes are drawn from the web's environments
 MAX_TOKENS = 2048  # of one episode
 CHECKPOINT_EVERY = 50  # train steps
 
@@ -35,7 +35,7 @@ class Stage:
         num_steps: train steps, each with one optimizer step.
         plan: how the experts play.
         renamed_rate: how many of the episodes are under other names.
-        web_rate: how many of the episodes are drawn from the web's worlds alone.
+        web_rate: how many of the episodes are drawn from the web's environments alone.
         lr: AdamW's learning rate, after the warm-up.
         is_falling: let it fall to 0.
     """
@@ -51,7 +51,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the weights depend on; see the options of `rllm_gym.tiny.train`."""
+    """What the weights depend on; see the options of `tools.tiny_model.train`."""
 
     seed: int = 0
     reading_steps: int = 500
@@ -110,7 +110,7 @@ def sft_config(stage: Stage, settings: Settings, *, data: Path, base_model: Path
         schedule["total_num_steps"] = stage.num_steps
     return (
         SFTConfig()
-        .offline_data(data=str(data.absolute()), observation_weight=WORLD_WEIGHT)
+        .offline_data(data=str(data.absolute()), observation_weight=ENV_WEIGHT)
         .rl_module(base_model=str(base_model))
         .env_runners(max_model_len=MAX_TOKENS)
         .training(

@@ -1,7 +1,7 @@
-"""The mistakes that are planted in each world: plausible, legal, and of no use.
+"""The mistakes that are planted in each environment: plausible, legal, and of no use.
 
-Each function takes the world, its first observation and its latest one, and returns wrong turns; the same one may be in
-the list more than once. From wherever they lead, the expert goes on.
+Each function takes the environment, its first observation and its latest one, and returns wrong turns; the same one may
+be in the list more than once. From wherever they lead, the expert goes on.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _OFFERED = re.compile(r'"((?:go to|turn|check)[^"]*)"')
 _QUOTED_TITLE = re.compile(r'Title: "([^"]+)"')
 
 
-def textcraft_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
+def textcraft_mistakes(env: TextEnv, task: str, reply: str) -> list[str]:
     """Look at the inventory, craft the goal before all is there, or take a basic item that only other recipes need."""
     book = load_book()
-    goal = book.goals[world.index]
+    goal = book.goals[env.index]
     useful = _useful_items(goal)
     needless = sorted(
         f"{count} {name}"
@@ -29,7 +29,7 @@ def textcraft_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
         if identify(name) in book.gettable and identify(name) not in useful
     )
     # Where the goal can be crafted the expert does it, and a wrong turn must not be what it does.
-    is_ready = f" {display(goal)} using " in world.expert_action()
+    is_ready = f" {display(goal)} using " in env.expert_action()
     too_early = [] if is_ready else [recipe.text for recipe in book.recipes_of(goal)]
     kinds = [
         [LOOK],
@@ -39,18 +39,18 @@ def textcraft_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
     return _evenly(kinds)
 
 
-def babyai_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
+def babyai_mistakes(env: TextEnv, task: str, reply: str) -> list[str]:
     """Turn, check the actions, or go to something else; the expert finds its way from anywhere."""
     offered = sorted(set(_OFFERED.findall(reply)))
     return [f"Thought: I {action}.\nAction: {action}" for action in offered]
 
 
-def sciworld_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
+def sciworld_mistakes(env: TextEnv, task: str, reply: str) -> list[str]:
     """Look around, or at what is carried."""
     return [f"Thought: My next step is to {action}.\nAction: {action}" for action in ("look around", "inventory")]
 
 
-def searchqa_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
+def searchqa_mistakes(env: TextEnv, task: str, reply: str) -> list[str]:
     """Search for the title of a passage, or answer with one."""
     titles = _QUOTED_TITLE.findall(reply)
     return [f"<think>I need to look this up.</think>\n<search>{title}</search>" for title in titles] + [

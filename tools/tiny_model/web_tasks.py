@@ -12,7 +12,7 @@ from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.web.env import WebEnv
 from rllm_gym.envs.webarena.embedded import load_tasks
 from rllm_gym.envs.webarena.env import WebArenaEnv
-from rllm_gym.tiny.episodes import ExpertEpisode, Plan, play
+from tools.tiny_model.episodes import ExpertEpisode, Plan, play
 
 # MiniWoB: short pages, one to three turns.
 MINIWOB_TASKS = (
@@ -54,23 +54,23 @@ def webarena_config() -> dict[str, Any]:
 
 def miniwob_episodes(rng: np.random.Generator) -> list[ExpertEpisode]:
     """Play each task with several seeds. A mistake that was planted may be an episode's end."""
-    world = MiniWoBEnv(split="train", **miniwob_config())
-    return _play_all(world, world.item_ids * NUM_MINIWOB_ROUNDS, rng, Plan(mistake_rate=0.25))
+    env = MiniWoBEnv(split="train", **miniwob_config())
+    return _play_all(env, env.item_ids * NUM_MINIWOB_ROUNDS, rng, Plan(mistake_rate=0.25))
 
 
 def webarena_episodes(rng: np.random.Generator) -> list[ExpertEpisode]:
     """Play each task with mistakes in several places, and keep the episodes that are short and solved."""
-    world = WebArenaEnv(split="train", **webarena_config())
+    env = WebArenaEnv(split="train", **webarena_config())
     plan = Plan(mistake_rate=0.15, max_turns=6)
-    return _play_all(world, world.item_ids * NUM_WEBARENA_ROUNDS, rng, plan, only_solved=True)
+    return _play_all(env, env.item_ids * NUM_WEBARENA_ROUNDS, rng, plan, only_solved=True)
 
 
-def web_mistakes(world: TextEnv, task: str, reply: str) -> list[str]:
+def web_mistakes(env: TextEnv, task: str, reply: str) -> list[str]:
     """Click on another element, or look further down."""
-    assert isinstance(world, WebEnv)
+    assert isinstance(env, WebEnv)
     clicks = [
         f"Thought: I try the {node.role} {node.name}.\nAction: click [{node.id}]"
-        for node in world.nodes
+        for node in env.nodes
         if node.role in CLICKED_ROLES and node.name and f"[{node.id}] " in reply
     ]
     return [*clicks, "Thought: I look further down.\nAction: scroll [down]"]
@@ -82,15 +82,15 @@ def _config(item_ids: Sequence[str], max_observation_tokens: int) -> dict[str, A
 
 
 def _play_all(
-    world: WebEnv, item_ids: Sequence[str], rng: np.random.Generator, plan: Plan, *, only_solved: bool = False
+    env: WebEnv, item_ids: Sequence[str], rng: np.random.Generator, plan: Plan, *, only_solved: bool = False
 ) -> list[ExpertEpisode]:
-    world.count_tokens = lambda text: int(len(text) / CHARS_PER_TOKEN)
+    env.count_tokens = lambda text: int(len(text) / CHARS_PER_TOKEN)
     episodes = []
     try:
         for item_id in item_ids:
-            episode = play(world, item_id, rng, web_mistakes, plan)
-            if episode.num_chars <= MAX_CHARS and (world.is_success or not only_solved):
+            episode = play(env, item_id, rng, web_mistakes, plan)
+            if episode.num_chars <= MAX_CHARS and (env.is_success or not only_solved):
                 episodes.append(episode)
     finally:
-        world.close()
+        env.close()
     return episodes

@@ -1,4 +1,4 @@
-"""Training data of the tiny model, as text: expert episodes of every world, with planted mistakes.
+"""Training data of the tiny model, as text: expert episodes of every environment, with planted mistakes.
 
 Only the `train` splits are ever played, so that the `eval` splits are held out from tokenizer and weights alike.
 """
@@ -13,7 +13,8 @@ import numpy as np
 from rllm_gym.envs.base import TextEnv
 from rllm_gym.types import Message
 
-# From a world, its first observation and its latest one: wrong turns that are legal and from which the expert finds on.
+# From an environment, its first observation and its latest one: wrong turns that are legal and from which the expert
+# finds on.
 Mistakes = Callable[[TextEnv, str, str], list[str]]
 
 
@@ -25,7 +26,7 @@ class ExpertEpisode:
         messages: system prompt (if there is one), task, action, reply, ..., up to the last action.
         is_mistake: for each action, whether it was planted.
         item_id: the task.
-        seed: the world's seed.
+        seed: the environment's seed.
     """
 
     messages: tuple[Message, ...]
@@ -50,7 +51,7 @@ class Plan:
     Args:
         mistake_rate: chance of a mistake before each of the expert's turns.
         repeat_rate: chance that a mistake is made once more, each time.
-        system_prompt_rate: chance that the world's instruction comes first.
+        system_prompt_rate: chance that the environment's instruction comes first.
         max_turns: turns after which the episode is cut.
         max_chars: longer episodes are not drawn: they cost time.
         mistakes_in: (mistake_rate, repeat_rate) of parts of TextCraft that have their own.
@@ -69,29 +70,29 @@ class Plan:
         return replace(self, mistake_rate=mistake_rate, repeat_rate=repeat_rate)
 
 
-def play(world: TextEnv, item_id: str, rng: np.random.Generator, mistakes: Mistakes, plan: Plan) -> ExpertEpisode:
+def play(env: TextEnv, item_id: str, rng: np.random.Generator, mistakes: Mistakes, plan: Plan) -> ExpertEpisode:
     """Play one episode as the expert, with mistakes planted before its turns.
 
     Args:
-        rng: draws the world's seed, the system prompt and the mistakes.
+        rng: draws the environment's seed, the system prompt and the mistakes.
     """
     seed = int(rng.integers(1 << 31))
     has_instruction = rng.random() < plan.system_prompt_rate
-    task, _ = world.reset(seed=seed, options={"item_id": item_id})
-    messages: list[Message] = [{"role": "system", "content": world.default_system_prompt}] if has_instruction else []
+    task, _ = env.reset(seed=seed, options={"item_id": item_id})
+    messages: list[Message] = [{"role": "system", "content": env.default_system_prompt}] if has_instruction else []
     messages.append({"role": "user", "content": task})
     is_mistake: list[bool] = []
     reply, mistake = task, ""
     while True:
-        text = world.expert_action()
+        text = env.expert_action()
         if mistake == text or rng.random() >= plan.repeat_rate:
             mistake = ""
         if not mistake and rng.random() < plan.mistake_rate:
-            kinds = [wrong for wrong in mistakes(world, task, reply) if wrong != text]
+            kinds = [wrong for wrong in mistakes(env, task, reply) if wrong != text]
             mistake = kinds[rng.integers(len(kinds))] if kinds else ""
         is_mistake.append(bool(mistake))
         text = mistake or text
-        reply, _, terminated, truncated, _ = world.step(text)
+        reply, _, terminated, truncated, _ = env.step(text)
         messages.append({"role": "assistant", "content": text})
         if terminated or truncated or len(is_mistake) == plan.max_turns:
             return ExpertEpisode(tuple(messages), tuple(is_mistake), item_id, seed)

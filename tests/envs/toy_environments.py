@@ -1,4 +1,4 @@
-"""Single-agent toy worlds: one to learn, one that fails, one that is slow."""
+"""Single-agent toy environments: one to learn, one that fails, one that is slow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from rllm_gym.envs.base import TextEnv
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 
 WORDS = ("cat", "dog", "sun", "map", "ink", "fox", "bed", "owl")
 
@@ -69,12 +69,12 @@ class SayTheWord(TextEnv):
 
 
 class FlakyEnv(SayTheWord):
-    """SayTheWord that raises WorldError: in the first resets and in chosen steps.
+    """SayTheWord that raises EnvError: in the first resets and in chosen steps.
 
     Args:
         fail_resets: how many resets fail, counted over all instances with the same `counter`.
         fail_steps: which steps (0 is the first one after a counter's birth) fail, counted likewise.
-        counter: shared between instances where a fresh world after a failure must remember the failures before.
+        counter: shared between instances where a fresh environment after a failure must remember the failures before.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class FlakyEnv(SayTheWord):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self.counter["resets"] += 1
         if self.counter["resets"] <= self.fail_resets:
-            raise WorldError(f"FlakyEnv: reset {self.counter['resets'] - 1} was told to fail.")
+            raise EnvError(f"FlakyEnv: reset {self.counter['resets'] - 1} was told to fail.")
         return super().reset(seed=seed, options=options)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.counter["steps"] += 1
         if self.counter["steps"] - 1 in self.fail_steps:
-            raise WorldError(f"FlakyEnv: step {self.counter['steps'] - 1} was told to fail.")
+            raise EnvError(f"FlakyEnv: step {self.counter['steps'] - 1} was told to fail.")
         return super().step(action)
 
 

@@ -2,8 +2,8 @@
 
 A task's names are few and always mean the same, so that a small model learns answers where it should learn to copy
 them from the task. Here the words of names are exchanged in a whole episode, in tasks, actions and replies alike, by
-words that are drawn anew each time. As the worlds treat names as names, such an episode is what a world with these
-names would have said.
+words that are drawn anew each time. As the environments treat names as names, such an episode is what an environment
+with these names would have said.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.textcraft.recipes import display, load_book
 from rllm_gym.types import Message
 
-MADE_UP_RATE = 0.2  # how many of the new words are made of syllables; the others are words of the world
+MADE_UP_RATE = 0.2  # how many of the new words are made of syllables; the others are words of the environment
 
 _WORD = re.compile(r"(?<![A-Za-z])[a-z]+")
-# Words of the world's own sentences that occur in names, too, as in "carrot on a stick".
+# Words of the environment's own sentences that occur in names, too, as in "carrot on a stick".
 _KEPT = frozenset({"a", "item", "of", "on", "the"})
 
 _ANY_WORD = re.compile(r"(?<!Doc )(?<!\w)\w+")
@@ -165,7 +165,7 @@ def _replace(
 def item_words() -> tuple[str, ...]:
     """Return the words in the names of training goals and basic items; held-out goals lend none of their own."""
     goals = load_book().goals
-    world = TextCraftEnv(split="train")
-    names = [goals[int(item_id.rpartition("_")[2])] for item_id in world.item_ids]
+    env = TextCraftEnv(split="train")
+    names = [goals[int(item_id.rpartition("_")[2])] for item_id in env.item_ids]
     words = {word for name in (*names, *load_book().gettable) for word in _WORD.findall(display(name))}
     return tuple(sorted(words - _KEPT))

@@ -1,4 +1,4 @@
-"""How often a model solves the worlds' simpler tasks, sampled: `python -m rllm_gym.tiny.evaluate [MODEL]`."""
+"""How often a model solves the environments' simpler tasks: `python -m tools.tiny_model.success_rates [MODEL]`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.webarena.env import WebArenaEnv
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines import engine_class
-from rllm_gym.tiny.sources import BABYAI_LEVELS, EASY_TURNS, SCIWORLD_TASKS, num_expert_turns
-from rllm_gym.tiny.web import miniwob_config, webarena_config
 from rllm_gym.types import SamplingParams, TaskGroup
+from tools.tiny_model.sources import BABYAI_LEVELS, EASY_TURNS, SCIWORLD_TASKS, num_expert_turns
+from tools.tiny_model.web_tasks import miniwob_config, webarena_config
 
 if TYPE_CHECKING:
     from rllm_gym.types import Engine
@@ -38,17 +38,17 @@ class TaskSet:
     """Tasks that are reported together.
 
     Args:
-        world: the world, played without a system prompt.
+        environment: the environment, played without a system prompt.
         split: "train" or "eval".
-        is_member: chooses among the items of the split; it gets a world of that split and an item id.
+        is_member: chooses among the items of the split; it gets an environment of that split and an item id.
         horizon: turns an episode may take.
         group_size: episodes of each task.
         max_tasks: play evenly spread ones only.
-        config: makes further arguments of the world.
-        num_envs: worlds that run at once.
+        config: makes further arguments of the environment.
+        num_envs: environments that run at once.
     """
 
-    world: type[TextEnv]
+    env: type[TextEnv]
     split: str
     is_member: Callable[[TextEnv, str], bool]
     horizon: int = 6
@@ -57,43 +57,43 @@ class TaskSet:
     config: Callable[[], dict[str, Any]] = dict
     num_envs: int = MAX_NUM_ENVS
 
-    def make_world(self, split: str) -> TextEnv:
-        return self.world(split=split, **{"system_prompt": "", **self.config()})
+    def make_env(self, split: str) -> TextEnv:
+        return self.env(split=split, **{"system_prompt": "", **self.config()})
 
     def item_ids(self) -> list[str]:
-        world = self.make_world(self.split)
+        env = self.make_env(self.split)
         try:
-            items = [item_id for item_id in world.item_ids if self.is_member(world, item_id)]
+            items = [item_id for item_id in env.item_ids if self.is_member(env, item_id)]
         finally:
-            world.close()
+            env.close()
         return items[:: -(-len(items) // self.max_tasks)]
 
 
 def _is_depth(depth: int, max_turns: int = 1000) -> Callable[[TextEnv, str], bool]:
-    def is_member(world: TextEnv, item_id: str) -> bool:
-        world.reset(options={"item_id": item_id})
-        return world.category == f"depth_{depth}" and num_expert_turns(world, item_id) <= max_turns
+    def is_member(env: TextEnv, item_id: str) -> bool:
+        env.reset(options={"item_id": item_id})
+        return env.category == f"depth_{depth}" and num_expert_turns(env, item_id) <= max_turns
 
     return is_member
 
 
 def _is_category(category: str) -> Callable[[TextEnv, str], bool]:
-    def is_member(world: TextEnv, item_id: str) -> bool:
-        world.reset(options={"item_id": item_id})
-        return world.category == category
+    def is_member(env: TextEnv, item_id: str) -> bool:
+        env.reset(options={"item_id": item_id})
+        return env.category == category
 
     return is_member
 
 
-def _is_trained_level(world: TextEnv, item_id: str) -> bool:
+def _is_trained_level(env: TextEnv, item_id: str) -> bool:
     return int(item_id.rpartition("_")[2]) % len(LEVELS) in BABYAI_LEVELS
 
 
-def _is_trained_task(world: TextEnv, item_id: str) -> bool:
+def _is_trained_task(env: TextEnv, item_id: str) -> bool:
     return load_items()[int(item_id.rpartition("_")[2])][0].name in SCIWORLD_TASKS
 
 
-def _is_any(world: TextEnv, item_id: str) -> bool:
+def _is_any(env: TextEnv, item_id: str) -> bool:
     return True
 
 
@@ -173,7 +173,7 @@ def evaluate(
     turns = horizon or tasks.horizon
     start_s = time.monotonic()
     loop = RolloutLoop(
-        lambda index: TokenEnv(tasks.make_world("all"), tokenizer=str(model)),
+        lambda index: TokenEnv(tasks.make_env("all"), tokenizer=str(model)),
         {"policy": engine},
         module_of=lambda agent_id, episode: "policy",
         num_envs=tasks.num_envs,
@@ -213,17 +213,17 @@ def pooled_success(scores: Sequence[Score]) -> float:
 
 
 def evaluate_all(
-    model: str | Path, *, engine: str = "vllm", temperature: float = 1.0, seed: int = 0, world: str = ""
+    model: str | Path, *, engine: str = "vllm", temperature: float = 1.0, seed: int = 0, env: str = ""
 ) -> list[Score]:
-    """Evaluate on every set of `TASK_SETS` whose name begins with `world`, saying each result as it comes."""
+    """Evaluate on every set of `TASK_SETS` whose name begins with `environment`, saying each result as it comes."""
     sampler = make_engine(model, engine)
     try:
         scores = []
         for task_set in TASK_SETS:
-            if task_set.startswith(world):
+            if task_set.startswith(env):
                 scores.append(evaluate(sampler, model, task_set, temperature=temperature, seed=seed))
                 print(scores[-1], flush=True)
-        if "TextCraft".startswith(world) or world.startswith("TextCraft"):
+        if "TextCraft".startswith(env) or env.startswith("TextCraft"):
             print(f"TextCraft depth 1 and easy depth 2 together: {pooled_success(scores):.3f}", flush=True)
         return scores
     finally:
@@ -234,11 +234,11 @@ def main(
     model: Annotated[Path, typer.Argument(help="Model folder.")] = TINY_MODEL_DIR,
     engine: Annotated[str, typer.Option(help="vllm or transformers.")] = "vllm",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of worlds and samples.")] = 0,
-    world: Annotated[str, typer.Option(help="Only the task sets that begin with this.")] = "",
+    seed: Annotated[int, typer.Option(help="Of environments and samples.")] = 0,
+    env: Annotated[str, typer.Option(help="Only the task sets that begin with this.")] = "",
 ) -> None:
     """Measure how often a model solves tasks."""
-    evaluate_all(model, engine=engine, temperature=temperature, seed=seed, world=world)
+    evaluate_all(model, engine=engine, temperature=temperature, seed=seed, env=env)
 
 
 if __name__ == "__main__":

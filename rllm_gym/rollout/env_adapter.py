@@ -9,18 +9,18 @@ from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 
-from rllm_gym.errors import WorldError
+from rllm_gym.errors import EnvError
 from rllm_gym.types import AGENT, TokenIds
 
 
 @dataclass(frozen=True)
-class WorldStep:
-    """What a world said after a reset or a step.
+class EnvStep:
+    """What an environment said after a reset or a step.
 
     Args:
         observations: new token ids by agent.
         rewards: finite floats by agent, acting or waiting.
-        to_act: the agents whose actions the next step needs, in the world's order; empty at the end.
+        to_act: the agents whose actions the next step needs, in the environment's order; empty at the end.
         infos: info dictionaries by agent.
         end_reason: "" while the episode goes on, else "terminated" or "truncated".
     """
@@ -32,7 +32,7 @@ class WorldStep:
     end_reason: str = ""
 
 
-class World(Protocol):
+class EnvAdapter(Protocol):
     """A token-level environment of one or several agents."""
 
     env_id: str
@@ -41,20 +41,20 @@ class World(Protocol):
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]: ...
 
-    def reset(self, seed: int, item_id: str | int | None) -> WorldStep: ...
+    def reset(self, seed: int, item_id: str | int | None) -> EnvStep: ...
 
-    def step(self, actions: Mapping[str, TokenIds]) -> WorldStep: ...
+    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
 
     def close(self) -> None: ...
 
 
-def as_world(env: Any) -> World:
+def adapt_env(env: Any) -> EnvAdapter:
     """Wrap a token-level `gymnasium.Env`, or a multi-agent one (recognised by its `possible_agents`)."""
-    return MultiAgentWorld(env) if hasattr(env, "possible_agents") else SingleAgentWorld(env)
+    return MultiAgentAdapter(env) if hasattr(env, "possible_agents") else SingleAgentAdapter(env)
 
 
-class SingleAgentWorld:
-    """A token-level `gymnasium.Env` as a world of the one agent `AGENT`."""
+class SingleAgentAdapter:
+    """A token-level `gymnasium.Env` as an environment of the one agent `AGENT`."""
 
     agents: tuple[str, ...] = (AGENT,)
     is_multi_agent = False
@@ -67,21 +67,21 @@ class SingleAgentWorld:
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
         return self._stop_ids
 
-    def reset(self, seed: int, item_id: str | int | None) -> WorldStep:
+    def reset(self, seed: int, item_id: str | int | None) -> EnvStep:
         ids, info = self._env.reset(seed=seed, options=_options(item_id))
-        return WorldStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: info})
+        return EnvStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: info})
 
-    def step(self, actions: Mapping[str, TokenIds]) -> WorldStep:
+    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
         ids, reward, terminated, truncated, info = self._env.step(actions[AGENT])
         end_reason = "terminated" if terminated else "truncated" if truncated else ""
         rewards = {AGENT: _finite(reward, self.env_id)}
-        return WorldStep({AGENT: _ids(ids)}, rewards, () if end_reason else (AGENT,), {AGENT: info}, end_reason)
+        return EnvStep({AGENT: _ids(ids)}, rewards, () if end_reason else (AGENT,), {AGENT: info}, end_reason)
 
     def close(self) -> None:
         self._env.close()
 
 
-class MultiAgentWorld:
+class MultiAgentAdapter:
     """A token-level environment with RLlib `MultiAgentEnv`'s dictionaries; whoever is in the last observations acts."""
 
     is_multi_agent = True
@@ -94,25 +94,23 @@ class MultiAgentWorld:
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
         return tuple(self._env.stop_ids)
 
-    def reset(self, seed: int, item_id: str | int | None) -> WorldStep:
+    def reset(self, seed: int, item_id: str | int | None) -> EnvStep:
         observations, infos = self._env.reset(seed=seed, options=_options(item_id))
-        return self._world_step(observations, {}, {}, {}, infos)
+        return self._env_step(observations, {}, {}, {}, infos)
 
-    def step(self, actions: Mapping[str, TokenIds]) -> WorldStep:
-        return self._world_step(*self._env.step(dict(actions)))
+    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
+        return self._env_step(*self._env.step(dict(actions)))
 
     def close(self) -> None:
         self._env.close()
 
-    def _world_step(self, observations, rewards, terminateds, truncateds, infos) -> WorldStep:
+    def _env_step(self, observations, rewards, terminateds, truncateds, infos) -> EnvStep:
         is_terminated, is_truncated = terminateds.get("__all__", False), truncateds.get("__all__", False)
         end_reason = "terminated" if is_terminated else "truncated" if is_truncated else ""
         to_act = tuple(a for a in observations if not (end_reason or terminateds.get(a) or truncateds.get(a)))
         if not (end_reason or to_act):
-            raise WorldError(
-                f"{self.env_id}: an episode that goes on needs an agent to act; got observations for none."
-            )
-        return WorldStep(
+            raise EnvError(f"{self.env_id}: an episode that goes on needs an agent to act; got observations for none.")
+        return EnvStep(
             {agent: _ids(ids) for agent, ids in observations.items()},
             {agent: _finite(reward, self.env_id) for agent, reward in rewards.items()},
             to_act,
@@ -137,5 +135,5 @@ def _ids(ids: Any) -> TokenIds:
 def _finite(reward: SupportsFloat, env_id: str) -> float:
     value = float(reward)
     if not math.isfinite(value):
-        raise WorldError(f"{env_id}: a reward must be a finite number; got {value}.")
+        raise EnvError(f"{env_id}: a reward must be a finite number; got {value}.")
     return value

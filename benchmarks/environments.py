@@ -1,4 +1,4 @@
-"""Worlds: text steps/s and resets/s, alone and with 8 workers, memory, and the ratio to the same worlds behind HTTP.
+"""Environments: text steps/s and resets/s, alone and with 8 workers, memory, and the ratio to the same behind HTTP.
 
 What is timed is the replay of an expert's episodes (10 items, at most 30 turns); steps and resets are timed apart, and
 planning is not timed. Workers are processes, but threads where environments share a process of their own (SciWorld), as
@@ -32,7 +32,7 @@ from typing import Any
 import gymnasium
 from report import mean_and_spread, print_row
 
-import rllm_gym  # noqa: F401  (registers the worlds)
+import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.memory import process_tree_bytes
 
 NUM_EPISODES, MAX_TURNS, NUM_WORKERS, NUM_RESIDENT = 10, 30, 8, 33
@@ -74,17 +74,17 @@ def record(name: str, seed: int) -> Script:
     return script
 
 
-def replay(world: Any, script: Script, seconds: float) -> Rates:
+def replay(env: Any, script: Script, seconds: float) -> Rates:
     """Play a script over and over, once at least."""
     step_s = reset_s = 0.0
     num_steps = 0
     for num_resets, (item_id, actions) in enumerate(itertools.cycle(script), 1):
         start = time.perf_counter()
-        world.reset(options={"item_id": item_id})
+        env.reset(options={"item_id": item_id})
         reset_s += time.perf_counter() - start
         for action in actions:
             start = time.perf_counter()
-            world.step(action)
+            env.step(action)
             step_s += time.perf_counter() - start
         num_steps += len(actions)
         if num_resets >= len(script) and step_s + reset_s >= seconds:
@@ -182,13 +182,13 @@ def server(name: str) -> Iterator[str]:
 
 def work(name: str, url: str | None, script: Script, seconds: float, start: Any) -> Rates:
     """One worker: on an environment of its own, here or behind a server."""
-    world: Any = Client(url) if url else make(name)
+    env: Any = Client(url) if url else make(name)
     try:
-        world.reset(options={"item_id": script[0][0]})  # what only the first does: imports, a Java process
+        env.reset(options={"item_id": script[0][0]})  # what only the first does: imports, a Java process
         start.wait()
-        return replay(world, script, seconds)
+        return replay(env, script, seconds)
     finally:
-        world.close()
+        env.close()
 
 
 def measure(name: str, url: str | None, script: Script, seconds: float, num_workers: int) -> Rates:
@@ -229,12 +229,14 @@ def resident_mb(name: str, script: Script) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    worlds = ["TextCraft", "BabyAI", "SciWorld", "SearchQA", "TextWorld"]
-    parser.add_argument("--worlds", nargs="+", default=worlds, help="names before -v0; default: %(default)s")
+    environments = ["TextCraft", "BabyAI", "SciWorld", "SearchQA", "TextWorld"]
+    parser.add_argument(
+        "--environments", nargs="+", default=environments, help="names before -v0; default: %(default)s"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     args = parser.parse_args()
-    for name in args.worlds:
+    for name in args.environments:
         scripts = {seed: record(name, seed) for seed in args.seeds}
         rates: dict[tuple[str, int], list[Rates]] = {}
         for script in scripts.values():

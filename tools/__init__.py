@@ -1,0 +1,1 @@
+"""Scripts that made what ships; not in the wheel."""
