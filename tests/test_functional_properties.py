@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,20 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rllm_gym.algorithms.functional import (
-    averaging_weight,
+    Counts,
+    aggregate,
     clipped_surrogate,
     clipped_value_loss,
     discounted_return,
     dpo_loss,
     gae,
     group_relative_advantage,
+    importance_weight,
     kl_estimate,
     kl_shaped_reward,
     leave_one_out_advantage,
     negative_log_likelihood,
-    sequence_clipped_surrogate,
+    probability_ratio,
     step_group_advantage,
-    truncated_importance_weight,
     whiten,
 )
 
@@ -32,38 +34,62 @@ seeds = st.integers(0, 2**31)
 factors = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
 
-# What takes a mask: name -> (function of (a_BT, b_BT, c_BT, mask_BT), whether the result is [B, T]).
+OVER = ("tokens", "sequences", "episodes", "constant")
+
+
+def surrogate(logp, old, advantage, mask, level="token", **options):
+    return clipped_surrogate(probability_ratio(logp, old, mask, level=level), advantage, mask, **CLIP, **options)
+
+
+def average(loss, mask, over):
+    """Return the average over a minibatch whose episodes are pairs of neighbouring rows."""
+    return aggregate(loss, mask, over=over, counts=counts_of(mask))
+
+
+def counts_of(mask):
+    tokens, episode = mask.sum(1), torch.arange(len(mask)) // 2
+    episode_tokens = torch.zeros(len(mask), dtype=torch.long).index_add(0, episode, tokens)
+    return Counts(
+        tokens=mask.sum(),
+        sequences=(tokens > 0).sum(),
+        episodes=(episode_tokens > 0).sum(),
+        episode_tokens_B=episode_tokens[episode],
+        constant=7.0,
+    )
+
+
+# What takes a mask: a function of (a_BT, b_BT, c_BT, mask_BT), whose result is [B, T] or, of an average, a scalar.
 MASKED = {
-    "discounted_return": (lambda a, b, c, m: discounted_return(a, m, gamma=0.9), True),
-    "gae advantage": (lambda a, b, c, m: gae(a, b, m, torch.ones(len(m)), gamma=0.9, lam=0.8)[0], True),
-    "gae target": (lambda a, b, c, m: gae(a, b, m, torch.ones(len(m)), gamma=0.9, lam=0.8)[1], True),
-    "gae by turns": (
-        lambda a, b, c, m: gae(a, b, m, torch.ones(len(m)), gamma=0.9, lam=0.8, is_turn_end_BT=c.abs() > 1)[0],
-        True,
+    "discounted_return": lambda a, b, c, m: discounted_return(a, m, gamma=0.9),
+    "gae advantage": lambda a, b, c, m: gae(a, b, m, torch.ones(len(m)), gamma=0.9, lam=0.8)[0],
+    "gae target": lambda a, b, c, m: gae(a, b, m, torch.ones(len(m)), gamma=0.9, lam=0.8)[1],
+    "gae by turns": lambda a, b, c, m: gae(a, b, m, torch.ones(len(m)), gamma=0.9, lam=0.8, is_turn_end_BT=c.abs() > 1)[
+        0
+    ],
+    "whiten": lambda a, b, c, m: whiten(a, m),
+    "kl_shaped_reward": lambda a, b, c, m: kl_shaped_reward(a, b, c, m, kl_coeff=0.1),
+    "step_group": lambda a, b, c, m: step_group_advantage(
+        a, torch.arange(m.shape[1]).expand_as(m), m, torch.arange(len(m)) // 3, gamma=0.9, normalize_std=True
     ),
-    "whiten": (lambda a, b, c, m: whiten(a, m), True),
-    "kl_shaped_reward": (lambda a, b, c, m: kl_shaped_reward(a, b, c, m, kl_coeff=0.1), True),
-    "kl k1": (lambda a, b, c, m: kl_estimate(a, b, kind="k1", mask_BT=m), True),
-    "kl k2": (lambda a, b, c, m: kl_estimate(a, b, kind="k2", mask_BT=m), True),
-    "kl k3": (lambda a, b, c, m: kl_estimate(a, b, kind="k3", mask_BT=m), True),
-    "kl low_variance": (lambda a, b, c, m: kl_estimate(a, b, kind="low_variance", mask_BT=m), True),
-    "importance": (lambda a, b, c, m: truncated_importance_weight(a, b, m, cap=2.0), True),
-    "step_group": (
-        lambda a, b, c, m: step_group_advantage(
-            a, torch.arange(m.shape[1]).expand_as(m), m, torch.arange(len(m)) // 3, gamma=0.9, normalize_std=True
-        ),
-        True,
-    ),
-    "surrogate": (lambda a, b, c, m: clipped_surrogate(a, b, c, m, **CLIP, num_tokens=m.sum(), weight_BT=c), False),
-    "sequence surrogate": (
-        lambda a, b, c, m: sequence_clipped_surrogate(
-            a, b, torch.where(m.any(1), 1.5, math.nan), m, **CLIP, num_sequences=m.any(1).sum()
-        ),
-        False,
-    ),
-    "value": (lambda a, b, c, m: clipped_value_loss(a, b, c, m, clip=0.2, num_tokens=m.sum()), False),
-    "value without clip": (lambda a, b, c, m: clipped_value_loss(a, b, c, m, clip=None, num_tokens=m.sum()), False),
-    "cloning": (lambda a, b, c, m: negative_log_likelihood(a, m, num_tokens=m.sum(), weight_BT=c), False),
+    "surrogate": surrogate,
+    "surrogate of any ratio": lambda a, b, c, m: clipped_surrogate(a.abs(), b, m, **CLIP),
+    "sequence surrogate": lambda a, b, c, m: surrogate(a, b, c, m, level="sequence"),
+    "dual clip": lambda a, b, c, m: surrogate(a, b, c, m, dual_clip=1.5),
+    "value": lambda a, b, c, m: clipped_value_loss(a, b, c, m, clip=0.2),
+    "value without clip": lambda a, b, c, m: clipped_value_loss(a, b, c, m, clip=None),
+    "cloning": lambda a, b, c, m: negative_log_likelihood(a, c, m),
+    **{
+        f"kl {kind}": lambda a, b, c, m, kind=kind: kl_estimate(a, b, kind=kind, mask_BT=m)
+        for kind in ("k1", "k2", "k3", "low_variance")
+    },
+    **{
+        f"importance {level} {mode}": lambda a, b, c, m, level=level, mode=mode: importance_weight(
+            a, b, m, level=level, mode=mode, cap=2.0, veto=0.05
+        )
+        for level in ("token", "sequence")
+        for mode in ("truncate", "mask")
+    },
+    **{f"average over {over}": lambda a, b, c, m, over=over: average(a, m, over) for over in OVER},
 }
 
 
@@ -88,13 +114,13 @@ def evaluate(function, a, b, c, mask):
 @pytest.mark.parametrize("garbage", [1e6, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("name", MASKED)
 def test_nothing_that_the_mask_hides_reaches_a_value_or_a_gradient(name, garbage):
-    function, is_per_token = MASKED[name]
+    function = MASKED[name]
     a, b, c, mask = case(0)
     clean, clean_gradients = evaluate(function, a, b, c, mask)
     dirty, dirty_gradients = evaluate(function, *(x.masked_fill(~mask, garbage) for x in (a, b, c)), mask)
     assert torch.equal(clean, dirty)
     assert clean.abs().sum() > 0
-    if is_per_token:
+    if dirty.shape == mask.shape:
         assert (dirty[~mask] == 0).all()
     for ours, theirs in zip(clean_gradients, dirty_gradients, strict=True):
         assert (ours is None) == (theirs is None)
@@ -104,7 +130,7 @@ def test_nothing_that_the_mask_hides_reaches_a_value_or_a_gradient(name, garbage
 @pytest.mark.parametrize("shape", [(3, 4), (1, 1), (2, 0), (0, 3)])
 @pytest.mark.parametrize("name", MASKED)
 def test_an_empty_mask_gives_0_and_no_gradient(name, shape):
-    function, _ = MASKED[name]
+    function = MASKED[name]
     nothing, mask = torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)
     out, gradients = evaluate(function, nothing, nothing, nothing, mask)
     assert not out.any()
@@ -114,7 +140,7 @@ def test_an_empty_mask_gives_0_and_no_gradient(name, shape):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MASKED)
 def test_one_token_is_enough_and_the_dtype_stays(name, dtype):
-    function, _ = MASKED[name]
+    function = MASKED[name]
     mask = torch.tensor([[False, True, False]])
     value = torch.tensor([[math.nan, 0.5, math.nan]], dtype=dtype)
     out, gradients = evaluate(function, value, value, value, mask)
@@ -123,28 +149,25 @@ def test_one_token_is_enough_and_the_dtype_stays(name, dtype):
     assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, is_per_token) in MASKED.items() if not is_per_token])
+@pytest.mark.parametrize("over", OVER)
 @given(seed=seeds)
 @examples
-def test_micro_batches_sum_to_the_whole(name, seed):
-    a, b, c, mask = case(seed)
-    if "sequence" in name:
-
-        def loss(rows):
-            return sequence_clipped_surrogate(a[rows], b[rows], c[rows, 0], mask[rows], **CLIP, num_sequences=5)
-    else:
-        options = {
-            "surrogate": lambda rows: clipped_surrogate(a[rows], b[rows], c[rows], mask[rows], **CLIP, num_tokens=20),
-            "value": lambda rows: clipped_value_loss(a[rows], b[rows], c[rows], mask[rows], clip=0.2, num_tokens=20),
-            "value without clip": lambda rows: clipped_value_loss(
-                a[rows], b[rows], c[rows], mask[rows], clip=None, num_tokens=20
-            ),
-            "cloning": lambda rows: negative_log_likelihood(a[rows], mask[rows], num_tokens=20),
-        }
-        loss = options[name]
-    whole = loss(slice(0, 6))
-    parts = loss(slice(0, 1)) + loss(slice(1, 4)) + loss(slice(4, 6))
-    assert parts.item() == pytest.approx(whole.item(), abs=1e-12)
+def test_an_average_is_the_mean_that_it_is_named_for_and_its_micro_batches_sum_to_it(over, seed):
+    x, _, _, mask = case(seed)
+    if not mask.any():
+        return
+    kept = [row[here] for row, here in zip(x, mask, strict=True)]
+    pairs = [torch.cat(kept[i : i + 2]) for i in range(0, 6, 2)]
+    groups = {"tokens": [torch.cat(kept)], "sequences": kept, "episodes": pairs, "constant": kept}[over]
+    groups = [group for group in groups if len(group)]
+    means = [group.sum() / 7 if over == "constant" else group.mean() for group in groups]
+    whole = average(x, mask, over).item()
+    assert whole == pytest.approx((sum(means) / len(means)).item(), abs=1e-12)
+    counts, parts = counts_of(mask), 0.0
+    for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):  # an episode is two rows: the first and the second are cut
+        of_part = replace(counts, episode_tokens_B=counts.episode_tokens_B[rows])
+        parts += aggregate(x[rows], mask[rows], over=over, counts=of_part).item()
+    assert parts == pytest.approx(whole, abs=1e-12)
 
 
 @given(seed=seeds, gamma=factors, lam=factors)
@@ -225,34 +248,60 @@ def test_group_advantages_sum_to_0_and_follow_their_episodes_in_any_order(seed, 
         assert torch.allclose(function(returns + 5.0, groups), advantage, atol=1e-9)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("over", OVER)
 @given(seed=seeds)
 @examples
-def test_at_ratio_1_the_sequence_gradient_is_reinforces_by_sequence(seed):
+def test_at_ratio_1_the_gradient_is_reinforces(over, level, seed):
     logp, advantage, _, mask = case(seed)
+    advantage = advantage[:, :1]
     logp.requires_grad_()
-    options = {**CLIP, "num_sequences": 5}
-    sequence_clipped_surrogate(logp, logp.detach().clone(), advantage[:, 0], mask, **options).backward()
-    expected = -advantage[:, :1] / 5 / mask.sum(1, keepdim=True).clamp(min=1) * mask
-    assert torch.allclose(logp.grad, expected, atol=1e-12)
+    average(surrogate(logp, logp.detach().clone(), advantage, mask, level=level), mask, over).backward()
+    reinforce = logp.detach().clone().requires_grad_()
+    average(-advantage * reinforce, mask, over).backward()
+    assert torch.allclose(logp.grad, reinforce.grad, atol=1e-12)
 
 
 @given(seed=seeds)
 @examples
-def test_weighted_averages_are_the_means_they_are_named_for(seed):
-    x, _, _, mask = case(seed)
-    num_tokens, has_token = mask.sum(), mask.any(1)
-    if not has_token.any():
+def test_gspo_by_token_is_gspo_by_sequence_in_value_and_gradient(seed):
+    logp, old, advantage, mask = case(seed)
+    if not mask.any():
         return
-    counts = {"num_tokens": num_tokens, "num_sequences": has_token.sum()}
+    logp.requires_grad_()
+    by_token = average(surrogate(logp, old, advantage[:, :1], mask, level="sequence"), mask, "sequences")
+    (by_token_gradient,) = torch.autograd.grad(by_token, logp)
+    terms = []  # Zheng et al. 2025, eq. 5: one per sequence
+    for row, here in enumerate(mask):
+        if here.any():
+            ratio = (logp[row][here] - old[row][here]).mean().exp()
+            terms.append(torch.minimum(ratio * advantage[row, 0], ratio.clamp(0.8, 1.3) * advantage[row, 0]))
+    by_sequence = -sum(terms) / len(terms)
+    (by_sequence_gradient,) = torch.autograd.grad(by_sequence, logp)
+    assert by_token.item() == pytest.approx(by_sequence.item(), abs=1e-12)
+    assert torch.allclose(by_token_gradient, by_sequence_gradient, atol=1e-12)
 
-    def average(over):
-        weight = averaging_weight(mask, over=over, **counts, max_tokens=7).double()
-        return -negative_log_likelihood(x, mask, num_tokens=num_tokens, weight_BT=weight).item()
 
-    means = [row[kept].mean() for row, kept in zip(x, mask, strict=True) if kept.any()]
-    assert average("tokens") == pytest.approx(x[mask].mean().item(), abs=1e-6)
-    assert average("sequences") == pytest.approx((sum(means) / len(means)).item(), abs=1e-6)
-    assert average("constant") == pytest.approx((x[mask].sum() / (len(means) * 7)).item(), abs=1e-6)
+@given(seed=seeds, scale=st.sampled_from([1.0, 30.0, 1000.0]))
+@examples
+def test_losses_and_weights_stay_finite_however_far_the_log_probabilities_part(seed, scale):
+    *log_probs, mask = case(seed, dtype=torch.float32)
+    logp, old, advantage = (log_probs[0] * scale).requires_grad_(), *log_probs[1:]
+    for level in ("token", "sequence"):
+        for dual_clip in (None, 3.0):
+            loss = surrogate(logp, old, advantage, mask, level=level, dual_clip=dual_clip)
+            if dual_clip:
+                assert (loss <= 3.0001 * advantage.abs()).all()
+            for mode in ("truncate", "mask"):
+                weight = importance_weight(logp, old, mask, level=level, mode=mode, cap=2.0)
+                assert ((weight >= 0) & (weight <= 2)).all()
+                total = average(loss * weight, mask, "tokens")
+                (gradient,) = torch.autograd.grad(total, logp, retain_graph=True)
+                assert total.isfinite() and gradient.isfinite().all()
+    for kind in ("k3", "low_variance"):
+        kl = kl_estimate(logp, old, kind=kind, mask_BT=mask)
+        (gradient,) = torch.autograd.grad(kl.sum(), logp)
+        assert kl.isfinite().all() and gradient.isfinite().all() and (kl >= 0).all()
 
 
 @given(seed=seeds, smoothing=st.floats(0.0, 0.5))
@@ -265,6 +314,6 @@ def test_dpo_with_a_pair_swapped_is_dpo_with_its_label_swapped(seed, smoothing):
         pair, swapped = (chosen[0], rejected[0], ref, -ref), (rejected[0], chosen[0], -ref, ref)
         one = dpo_loss(*pair, **options, label_smoothing=smoothing)
         other = dpo_loss(*swapped, **options, label_smoothing=1 - smoothing)
-        assert one.item() == pytest.approx(other.item())
+        assert one.tolist() == pytest.approx(other.tolist())
     same = dpo_loss(ref, -ref, ref, -ref, beta=0.3)
-    assert same.item() == pytest.approx(math.log(2))
+    assert same.tolist() == pytest.approx([math.log(2)] * len(ref))

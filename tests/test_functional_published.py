@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rllm_gym.algorithms.functional import (
+    Counts,
     adaptive_kl_coeff,
-    averaging_weight,
+    aggregate,
     clipped_surrogate,
     clipped_value_loss,
     discounted_return,
@@ -22,7 +23,7 @@ from rllm_gym.algorithms.functional import (
     group_relative_advantage,
     kl_estimate,
     leave_one_out_advantage,
-    sequence_clipped_surrogate,
+    probability_ratio,
     soft_overlong_penalty,
     whiten,
 )
@@ -43,13 +44,20 @@ OLD = [[X, -1.3, -0.4, X, X, -1.7, -0.2, X], [X, -0.6, X, X, -1.0, -0.9, -0.2, -
 MASK = ~tensor(LOGP).isnan()
 REWARD = tensor([[X, 0, 0.5, X, X, 0, 1.0, X], [X, -0.25, X, X, 0, 0, 0, 2.0], [X, X, 0, -1.0, X, X, X, X]])
 VALUE = tensor([[X, 0.1, 0.2, X, X, 0.3, 0.4, X], [X, -0.5, X, X, 0.6, 0.7, -0.8, 0.9], [X, X, 1.1, -0.2, X, X, X, X]])
-ADVANTAGE = tensor([1.0, -0.5, 2.0])
+ADVANTAGE = tensor([[1.0], [-0.5], [2.0]])
+COUNTS = Counts(tokens=MASK.sum(), sequences=3, episodes=3, constant=8)  # verl's constant is the width
 
 GAE_TARGET = [
     [0, 0.8454528, 1.12424, 0, 0, 0.792, 1.0, 0],
     [0, 0.4720137, 0, 0, 0.8527968, 1.00944, 1.602, 2.0],
     [0, 0, -0.756, -1.0, 0, 0, 0, 0],
 ]
+
+
+def policy_loss(logp, over, level="token"):
+    ratio = probability_ratio(logp, tensor(OLD), MASK, level=level)
+    loss = clipped_surrogate(ratio, ADVANTAGE, MASK, clip_low=0.2, clip_high=0.28)
+    return aggregate(loss, MASK, over=over, counts=COUNTS)
 
 
 def test_gae_is_verls_and_so_is_its_whitening():
@@ -114,7 +122,7 @@ def test_group_advantages_are_verls():
             ],
         ),
         (
-            "constant",  # seq-mean-token-sum-norm, whose constant is the width, 8
+            "constant",  # seq-mean-token-sum-norm
             -0.18577361,
             [
                 [0, 0, -0.03770156, 0, 0, -0.03086743, -0.04604879, 0],
@@ -126,9 +134,7 @@ def test_group_advantages_are_verls():
 )
 def test_the_clipped_surrogate_and_its_averages_are_verls(over, loss, gradient):
     logp = tensor(LOGP, requires_grad=True)
-    weight = averaging_weight(MASK, over=over, num_tokens=MASK.sum(), num_sequences=3, max_tokens=8)
-    options = {"clip_low": 0.2, "clip_high": 0.28, "num_tokens": MASK.sum(), "weight_BT": weight}
-    ours = clipped_surrogate(logp, tensor(OLD), ADVANTAGE[:, None], MASK, **options)
+    ours = policy_loss(logp, over)
     ours.backward()
     assert ours.item() == pytest.approx(loss, abs=1e-7)
     assert_close(logp.grad, gradient)
@@ -136,8 +142,7 @@ def test_the_clipped_surrogate_and_its_averages_are_verls(over, loss, gradient):
 
 def test_the_sequence_surrogate_is_verls_with_the_mean_over_sequences():
     logp = tensor(LOGP, requires_grad=True)
-    options = {"clip_low": 0.2, "clip_high": 0.28, "num_sequences": 3}
-    loss = sequence_clipped_surrogate(logp, tensor(OLD), ADVANTAGE, MASK, **options)
+    loss = policy_loss(logp, "sequences", level="sequence")
     loss.backward()
     assert loss.item() == pytest.approx(-0.66054548, abs=1e-7)
     high, low, clipped_up = -0.08333333, 0.03333333, -0.24693941
@@ -153,8 +158,8 @@ def test_the_clipped_value_loss_is_verls():
     value = tensor(
         [[X, 0.5, -0.4, X, X, 0.3, 1.4, X], [X, -0.1, X, X, 0.0, 1.7, -0.9, 1.1], [X, X, 0.1, -0.25, X, X, X, X]]
     )
-    loss = clipped_value_loss(value, VALUE, tensor(GAE_TARGET), MASK, clip=0.2, num_tokens=MASK.sum())
-    assert loss.item() == pytest.approx(0.69081232, abs=1e-7)
+    loss = clipped_value_loss(value, VALUE, tensor(GAE_TARGET), MASK, clip=0.2)
+    assert aggregate(loss, MASK, over="tokens", counts=COUNTS).item() == pytest.approx(0.69081232, abs=1e-7)
 
 
 def test_kl_estimates_are_verls():
@@ -162,8 +167,8 @@ def test_kl_estimates_are_verls():
     assert_close(kl_estimate(logp, ref, kind="k1"), [0.3, -0.1, 28.0, 0.0])
     assert_close(kl_estimate(logp, ref, kind="k2"), [0.045, 0.005, 392.0, 0.0])
     assert_close(kl_estimate(logp, ref, kind="low_variance"), [0.04081822, 0.00517092, 10.0, 0.0])
-    # verl clamps its k3, too; ours is the formula: exp(-28) - 1 + 28.
-    assert_close(kl_estimate(logp, ref, kind="k3"), [0.04081822, 0.00517092, 27.0, 0.0])
+    # verl's k3 is held at 10, too; ours has 20 for the 28: exp(-20) - 1 + 20.
+    assert_close(kl_estimate(logp, ref, kind="k3"), [0.04081822, 0.00517092, 19.0, 0.0])
 
 
 def test_the_adaptive_coefficient_is_verls_with_5_samples_of_a_horizon_of_50():
@@ -193,7 +198,7 @@ def test_the_overlong_penalty_is_trls():
 def test_dpo_is_trls(kind, label_smoothing, per_token, loss, gradient):
     chosen = tensor([-7.0, -7.5], requires_grad=True)
     sums = chosen, tensor([-5.5, -8.0]), tensor([-7.6, -6.0]), tensor([-5.5, -6.5])
-    ours = dpo_loss(*(x / per_token for x in sums), beta=0.5, label_smoothing=label_smoothing, kind=kind)
+    ours = dpo_loss(*(x / per_token for x in sums), beta=0.5, label_smoothing=label_smoothing, kind=kind).mean()
     ours.backward()
     assert ours.item() == pytest.approx(loss, abs=1e-7)
     assert_close(chosen.grad, gradient)

@@ -1,10 +1,16 @@
 """The mathematics of the methods: pure functions over torch tensors that read like the papers.
 
-Shape letters: B episodes (sequences), T tokens, N returns, U turns. Masks are bool, True where the policy sampled the
-token. What a mask hides may hold any value, inf and nan included, and comes out as 0. Losses are scalars to minimise.
+A method is an advantage (`advantages.py`), a loss per token (`losses.py`) and one `aggregate` of it.
+
+Shape letters: B rows (sequences), T tokens, N returns, U turns, G groups, K sampled tokens. Masks are bool, True where
+the policy sampled the token. What a mask hides may hold any value, inf and nan included, and comes out as 0. Losses are
+to be minimised.
 """
 
 from rllm_gym.algorithms.functional.advantages import (
+    discounted_return,
+    explained_variance,
+    gae,
     greedy_baseline_advantage,
     group_relative_advantage,
     has_spread,
@@ -12,18 +18,19 @@ from rllm_gym.algorithms.functional.advantages import (
     step_group_advantage,
     whiten,
 )
-from rllm_gym.algorithms.functional.kl import KL_KINDS, adaptive_kl_coeff, kl_estimate
 from rllm_gym.algorithms.functional.losses import (
-    averaging_weight,
+    KL_KINDS,
+    Counts,
+    adaptive_kl_coeff,
+    aggregate,
     clipped_surrogate,
     clipped_value_loss,
     dpo_loss,
+    importance_weight,
+    kl_estimate,
     negative_log_likelihood,
-    sequence_clipped_surrogate,
-    sequence_ratio,
-    truncated_importance_weight,
+    probability_ratio,
 )
-from rllm_gym.algorithms.functional.returns import discounted_return, explained_variance, gae
 from rllm_gym.algorithms.functional.rewards import (
     evolution_weight,
     kl_shaped_reward,
@@ -32,8 +39,9 @@ from rllm_gym.algorithms.functional.rewards import (
 
 __all__ = [
     "KL_KINDS",
+    "Counts",
     "adaptive_kl_coeff",
-    "averaging_weight",
+    "aggregate",
     "clipped_surrogate",
     "clipped_value_loss",
     "discounted_return",
@@ -44,14 +52,13 @@ __all__ = [
     "greedy_baseline_advantage",
     "group_relative_advantage",
     "has_spread",
+    "importance_weight",
     "kl_estimate",
     "kl_shaped_reward",
     "leave_one_out_advantage",
     "negative_log_likelihood",
-    "sequence_clipped_surrogate",
-    "sequence_ratio",
+    "probability_ratio",
     "soft_overlong_penalty",
     "step_group_advantage",
-    "truncated_importance_weight",
     "whiten",
 ]

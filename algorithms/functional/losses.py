@@ -1,100 +1,275 @@
-"""Losses over the sampled tokens of a batch."""
+"""Losses per sampled token, and `aggregate`, which makes one number of them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 
-from rllm_gym.algorithms.functional.masking import hide
+KL_KINDS = ("k1", "k2", "k3", "low_variance")
+# Logarithms of ratios are held within +-20 before exp, as in verl: e^20 is 5e8, e^89 overflows float32.
+MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a loss is divided by: counts of the whole minibatch, over all micro-batches and ranks.
+
+    Attributes:
+        tokens: sampled tokens.
+        sequences: rows with a sampled token.
+        episodes: episodes with a sampled token; an episode may be several rows, not all of them in this micro-batch.
+        episode_tokens_B: int, the sampled tokens of the whole episode that each row of this micro-batch belongs to; for
+            `over="episodes"`.
+        constant: tokens, the longest that a sequence may be; for `over="constant"`.
+    """
+
+    tokens: torch.Tensor | float
+    sequences: torch.Tensor | float
+    episodes: torch.Tensor | float
+    episode_tokens_B: torch.Tensor | None = None  # noqa: N815  a shape letter
+    constant: float | None = None
+
+
+def aggregate(
+    loss_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    over: Literal["tokens", "sequences", "episodes", "constant"],
+    counts: Counts,
+) -> torch.Tensor:
+    """Return the average of a loss per token. What this gives for the micro-batches sums to the whole minibatch's.
+
+        tokens:    (1/N) sum_bt                              all tokens count alike (DAPO)
+        sequences: (1/M) sum_b (1/n_b) sum_t                 all rows count alike, n_b sampled tokens each (GRPO)
+        episodes:  (1/E) sum_b (1/n_episode(b)) sum_t        all episodes count alike, over their rows together
+        constant:  (1/(M c)) sum_bt                          a sum over tokens, scaled by a constant (Dr. GRPO)
+
+    Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3; Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300,
+    eq. 3; Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783, section 3.
+
+    Differs: from RLlib's PPO, which averages over the rows of a minibatch; N, M and E count all micro-batches and
+    ranks, so that gradient accumulation equals one large batch.
+
+    Args:
+        loss_BT: float, the loss of each token.
+        mask_BT: bool, True where the policy sampled the token (not prompt, env reply or padding).
+        over: what counts alike.
+        counts: N, M, E, n_episode and c.
+
+    Returns:
+        float scalar; 0, with a gradient of 0, where the mask is empty.
+
+    Raises:
+        ValueError: for an unknown `over`, or where `counts` lacks what it needs.
+    """
+    loss_BT = hide(loss_BT, mask_BT)
+    if over == "tokens":
+        return loss_BT.sum() / _at_least_1(counts.tokens)
+    if over == "sequences":
+        return (loss_BT.sum(1) / mask_BT.sum(1).clamp(min=1)).sum() / _at_least_1(counts.sequences)
+    if over == "episodes" and counts.episode_tokens_B is not None:
+        return (loss_BT.sum(1) / counts.episode_tokens_B.clamp(min=1)).sum() / _at_least_1(counts.episodes)
+    if over == "constant" and counts.constant:
+        return loss_BT.sum() / (_at_least_1(counts.sequences) * counts.constant)
+    raise ValueError(
+        "aggregate: over must be tokens, sequences, episodes (with counts.episode_tokens_B) or constant (with "
+        f"counts.constant); got {over!r}."
+    )
+
+
+def probability_ratio(
+    logp_BT: torch.Tensor,
+    old_logp_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    level: Literal["token", "sequence"] = "token",
+) -> torch.Tensor:
+    """Return how much likelier the policy makes each sampled token than it did when it sampled it.
+
+        token:    r_bt = exp(logp_bt - old_logp_bt)
+        sequence: s_b  = exp(mean over the sampled tokens of b of (logp - old_logp)), at each of them
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, section 3; for sequences Zheng et al. 2025 (GSPO), arXiv:2507.18071,
+    eq. 7. Averaged over the tokens of a sequence, the clipped surrogate of s_b is that of GSPO's eq. 5, gradient
+    included.
+
+    Differs: the logarithm is held within +-20, beyond which no gradient flows; verl does so for tokens, and for
+    sequences holds it below 10. A sequence's length counts the sampled tokens of all turns in its row.
+
+    Args:
+        logp_BT, old_logp_BT: float, log-probability of the sampled token now and when it was sampled.
+        mask_BT: bool, True where the policy sampled the token.
+        level: one ratio per token or one per sequence.
+
+    Returns:
+        float [B, T], 1 where the mask is False.
+
+    Raises:
+        ValueError: for an unknown level.
+    """
+    log_ratio_BT = hide(logp_BT - old_logp_BT, mask_BT)  # before exp: inf * 0 is nan
+    if level == "sequence":
+        mean_B1 = log_ratio_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+        log_ratio_BT = hide(mean_B1.expand_as(mask_BT), mask_BT)
+    elif level != "token":
+        raise ValueError(f"probability_ratio: level must be token or sequence; got {level!r}.")
+    return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def clipped_surrogate(
-    logp_BT: torch.Tensor,
-    old_logp_BT: torch.Tensor,
+    ratio_BT: torch.Tensor,
     advantage_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     *,
     clip_low: float,
     clip_high: float,
-    num_tokens: float | torch.Tensor,
-    weight_BT: torch.Tensor | None = None,
+    dual_clip: float | None = None,
 ) -> torch.Tensor:
-    """Return the PPO-clip loss, averaged over the tokens of the whole train step.
+    """Return the PPO-clip loss of each token.
 
-        L = -(1/N) sum_bt m_bt w_bt min(r_bt A_bt, clip(r_bt, 1 - clip_low, 1 + clip_high) A_bt)
-        r_bt = exp(logp_bt - old_logp_bt)
+        L_bt = -min(r_bt A_bt, clip(r_bt, 1 - clip_low, 1 + clip_high) A_bt);  for A_bt < 0 at most dual_clip |A_bt|
 
-    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; two clip values and the average over tokens rather than over
-    sequences: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 8.
-
-    Differs: from RLlib's PPO, which averages over the rows of a minibatch; N counts the tokens of all micro-batches and
-    ranks.
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; two clip values: Yu et al. 2025 (DAPO), arXiv:2503.14476,
+    eq. 8; the dual clip, theirs at 3: Ye et al. 2020, arXiv:1912.09729.
 
     Args:
-        logp_BT, old_logp_BT: float, log-probability of the sampled token now and when it was sampled.
+        ratio_BT: float, see `probability_ratio`.
         advantage_BT: float, [B, T] or [B, 1].
-        mask_BT: bool, True where the policy sampled the token (not prompt, env reply or padding).
+        mask_BT: bool, True where the policy sampled the token.
         clip_low, clip_high: how far the ratio may fall below and rise above 1.
-        num_tokens: N, sampled tokens over all micro-batches and ranks, so that gradient accumulation equals one large
-            batch.
-        weight_BT: float, weights of the tokens (see `truncated_importance_weight` and `averaging_weight`); no gradient
-            flows through them.
+        dual_clip: the largest ratio that counts against a bad token, above 1 + clip_high; None sets no limit.
 
     Returns:
-        float scalar.
+        float [B, T], 0 where the mask is False.
     """
-    # Masked before exp: a padding slot's garbage can overflow, and inf * 0 is nan.
-    ratio_BT = _masked_difference(logp_BT, old_logp_BT, mask_BT).exp()
-    advantage_BT = hide(advantage_BT.expand_as(mask_BT), mask_BT)
-    gain_BT = torch.minimum(ratio_BT * advantage_BT, ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantage_BT)
-    if weight_BT is not None:
-        gain_BT = gain_BT * hide(weight_BT.detach(), mask_BT)
-    return -_average(gain_BT, num_tokens)
+    ratio_BT, advantage_BT = hide(ratio_BT, mask_BT), hide(advantage_BT.expand_as(mask_BT), mask_BT)
+    loss_BT = -torch.minimum(ratio_BT * advantage_BT, ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantage_BT)
+    if dual_clip is not None:
+        loss_BT = torch.where(advantage_BT < 0, torch.minimum(loss_BT, -dual_clip * advantage_BT), loss_BT)
+    return loss_BT
 
 
-def sequence_clipped_surrogate(
+@torch.no_grad()
+def importance_weight(
     logp_BT: torch.Tensor,
-    old_logp_BT: torch.Tensor,
-    advantage_B: torch.Tensor,
+    sampler_logp_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
-    num_sequences: float | torch.Tensor,
-    weight_B: torch.Tensor | None = None,
+    level: Literal["token", "sequence"],
+    mode: Literal["truncate", "mask"],
+    cap: float,
+    veto: float | None = None,
 ) -> torch.Tensor:
-    """Return the clipped loss with one ratio per sequence, averaged over the sequences of the whole train step.
+    """Return what to multiply each token's loss by where the sampler's probabilities differ from the trainer's.
 
-        L = -(1/M) sum_b w_b min(s_b A_b, clip(s_b, 1 - clip_low, 1 + clip_high) A_b)
-        s_b = exp(mean over the sampled tokens of b of (logp - old_logp))
+        token:    w_bt = exp(logp_bt - sampler_logp_bt)
+        sequence: w_b  = exp(sum over the sampled tokens of b of (logp - sampler_logp)), at each of them
+        truncate: min(w, cap);  mask: w where w <= cap, else 0
+        veto:     0 throughout a row where any exp(logp - sampler_logp) < veto
 
-    Source: Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 and 7.
+    Source: truncation: Espeholt et al. 2018 (IMPALA), arXiv:1802.01561, eq. 1; Yao et al. 2025, "Your efficient RL
+    framework secretly brings you off-policy RL training". Masking, and whole sequences: Liu et al. 2025, "When speed
+    kills stability" (richardli.xyz/rl-collapse). The veto: verl's `rollout_token_veto_threshold`, 1e-4 to 1e-6 there.
 
-    Differs: a sequence is a whole episode; its length counts the sampled tokens of all its turns.
+    Differs: masking has no lower bound, as in Liu et al. and in TRL's `token_mask` and `sequence_mask`: a small weight
+    does no harm, and of long sequences many would fall below any bound. IcePop (Ling Team 2025, arXiv:2510.18855) masks
+    tokens below a bound of their own, too, verl's rejection what lies below 1 / cap. verl also takes what it rejects
+    out of the mask, so that averages are over the tokens that are left; here it stays in the counts, with a loss of 0.
 
     Args:
-        logp_BT, old_logp_BT: float, log-probability of the sampled token now and when it was sampled.
-        advantage_B: float, one per sequence.
+        logp_BT: float, the trainer's log-probabilities before the update.
+        sampler_logp_BT: float, as recorded by the sampler.
         mask_BT: bool, True where the policy sampled the token.
-        clip_low, clip_high: how far the ratio may fall below and rise above 1; the paper's are 3e-4 and 4e-4.
-        num_sequences: M, sequences with a sampled token over all micro-batches and ranks.
-        weight_B: float, weights of the sequences; no gradient flows through them.
+        level: one weight per token or one per sequence.
+        mode: what becomes of a weight above the cap.
+        cap: the largest weight; verl's guide has 1.5 to 5 for tokens, 2 to 10 for sequences.
+        veto: the smallest ratio, below 1, of a token that does not discard its row; None discards none.
 
     Returns:
-        float scalar; sequences without a sampled token add nothing.
+        float [B, T], without gradient, 0 where the mask is False.
+
+    Raises:
+        ValueError: for an unknown level or mode.
     """
-    is_sampled_B = mask_BT.any(1)
-    ratio_B = sequence_ratio(logp_BT, old_logp_BT, mask_BT)
-    advantage_B = hide(advantage_B, is_sampled_B)
-    gain_B = torch.minimum(ratio_B * advantage_B, ratio_B.clamp(1 - clip_low, 1 + clip_high) * advantage_B)
-    if weight_B is not None:
-        gain_B = gain_B * hide(weight_B.detach(), is_sampled_B)
-    return -_average(gain_B, num_sequences)
+    if level not in ("token", "sequence") or mode not in ("truncate", "mask"):
+        raise ValueError(
+            "importance_weight: level must be token or sequence and mode truncate or mask; got "
+            f"level={level!r}, mode={mode!r}."
+        )
+    log_ratio_BT = hide(logp_BT - sampler_logp_BT, mask_BT)
+    if veto is not None:
+        mask_BT = mask_BT & ~(log_ratio_BT.exp() < veto).any(1, keepdim=True)
+    if level == "sequence":
+        log_ratio_BT = log_ratio_BT.sum(1, keepdim=True).expand_as(mask_BT)
+    weight_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    weight_BT = weight_BT.clamp(max=cap) if mode == "truncate" else weight_BT.masked_fill(weight_BT > cap, 0.0)
+    return hide(weight_BT, mask_BT)
 
 
-def sequence_ratio(logp_BT: torch.Tensor, old_logp_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return float [B], s_b of `sequence_clipped_surrogate`; 1 without a sampled token."""
-    return (_masked_difference(logp_BT, old_logp_BT, mask_BT).sum(1) / mask_BT.sum(1).clamp(min=1)).exp()
+def kl_estimate(
+    logp_BT: torch.Tensor, ref_logp_BT: torch.Tensor, *, kind: str, mask_BT: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return per-token estimates of KL(policy || reference) for tokens that the policy sampled.
+
+        k1 = logp - ref_logp;  k2 = k1^2 / 2;  k3 = exp(-k1) - 1 + k1 with k1 held within +-20
+        low_variance = min(k3, 10)
+
+    Source: Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html); k3, never negative and of low
+    variance, is the one of DeepSeekMath, arXiv:2402.03300, eq. 4; `low_variance` is verl's `low_var_kl`. As a loss only
+    k2 has the gradient of the KL, as a penalty in the reward k1 is the unbiased one: Tang and Munos 2025,
+    arXiv:2506.09477.
+
+    Differs: k3 stays finite where the reference is all but certain of a token that the policy all but excludes; beyond
+    its bounds no gradient flows.
+
+    Args:
+        logp_BT, ref_logp_BT: float, log-probability of the sampled token under the policy and the reference.
+        kind: `k1`, `k2`, `k3` or `low_variance`.
+        mask_BT: bool, True where the policy sampled the token; without it the caller masks.
+
+    Returns:
+        float, the shape of the inputs; 0 where a mask is False.
+
+    Raises:
+        ValueError: for an unknown kind.
+    """
+    k1_BT = logp_BT - ref_logp_BT
+    if mask_BT is not None:
+        k1_BT = hide(k1_BT, mask_BT)
+    if kind == "k1":
+        return k1_BT
+    if kind == "k2":
+        return k1_BT**2 / 2
+    k1_BT = k1_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    k3_BT = torch.expm1(-k1_BT) + k1_BT
+    if kind == "k3":
+        return k3_BT
+    if kind == "low_variance":
+        return k3_BT.clamp(max=10.0)
+    raise ValueError(
+        f"kl_estimate: kind must be k1, k2, k3 or low_variance; got {kind!r}. k3 is the one of DeepSeekMath."
+    )
+
+
+def adaptive_kl_coeff(kl_coeff: float, kl: float, *, target: float, rate: float = 0.1) -> float:
+    """Return the coefficient of the next train step: larger where the policy strayed beyond the target, else smaller.
+
+        e = clip(kl / target - 1, -0.2, 0.2);  kl_coeff' = kl_coeff (1 + rate e)
+
+    Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2; rate 0.1 is theirs. TRL and verl write `rate` as samples
+    per step / horizon.
+
+    Args:
+        kl_coeff: the coefficient of this train step.
+        kl: its mean KL to the reference, nats per token, over all learners.
+        target: the KL to hold, above 0.
+        rate: how much of the clipped error is applied.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coeff * (1 + rate * error)
 
 
 def clipped_value_loss(
@@ -104,11 +279,10 @@ def clipped_value_loss(
     mask_BT: torch.Tensor,
     *,
     clip: float | None,
-    num_tokens: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Return the critic's loss, averaged over the tokens of the whole train step.
+    """Return the critic's loss of each token.
 
-        L = (1/N) sum_bt m_bt max((V_bt - R_bt)^2, (clip(V_bt, V_old - clip, V_old + clip) - R_bt)^2) / 2
+        L_bt = max((V_bt - R_bt)^2, (clip(V_bt, V_old - clip, V_old + clip) - R_bt)^2) / 2
 
     Source: the value clipping of the PPO authors' code (openai/baselines, ppo2); Engstrom et al. 2020,
     arXiv:2005.12729, section 3.
@@ -120,44 +294,31 @@ def clipped_value_loss(
         return_BT: float, the value targets (see `gae`).
         mask_BT: bool, True where the policy sampled the token.
         clip: how far a value may move from the old one; None does not clip.
-        num_tokens: N, sampled tokens over all micro-batches and ranks.
 
     Returns:
-        float scalar.
+        float [B, T], 0 where the mask is False.
     """
     value_BT, old_value_BT, return_BT = (hide(x_BT, mask_BT) for x_BT in (value_BT, old_value_BT, return_BT))
     square_BT = (value_BT - return_BT) ** 2
     if clip is not None:
         clipped_BT = old_value_BT + (value_BT - old_value_BT).clamp(-clip, clip)
         square_BT = torch.maximum(square_BT, (clipped_BT - return_BT) ** 2)
-    return _average(square_BT, num_tokens) / 2
+    return square_BT / 2
 
 
-def negative_log_likelihood(
-    logp_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    *,
-    num_tokens: float | torch.Tensor,
-    weight_BT: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the loss of behavioural cloning, averaged over the tokens of the whole train step.
-
-        L = -(1/N) sum_bt m_bt w_bt logp_bt
+def negative_log_likelihood(logp_BT: torch.Tensor, weight_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the loss of behavioural cloning of each token: -w_bt logp_bt.
 
     Args:
         logp_BT: float, log-probability of each token given those before it.
-        mask_BT: bool, True at the tokens to imitate (the assistant's).
-        num_tokens: N, masked-in tokens over all micro-batches and ranks.
         weight_BT: float, [B, T] or [B, 1], how much each token or sequence counts (see `evolution_weight`); no gradient
             flows through it.
+        mask_BT: bool, True at the tokens to imitate (the assistant's).
 
     Returns:
-        float scalar, nats per token.
+        float [B, T], nats, 0 where the mask is False.
     """
-    logp_BT = hide(logp_BT, mask_BT)
-    if weight_BT is not None:
-        logp_BT = logp_BT * hide(weight_BT.detach().expand_as(mask_BT), mask_BT)
-    return -_average(logp_BT, num_tokens)
+    return -hide(logp_BT, mask_BT) * hide(weight_BT.detach().expand_as(mask_BT), mask_BT)
 
 
 def dpo_loss(
@@ -170,9 +331,9 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     kind: str = "sigmoid",
 ) -> torch.Tensor:
-    """Return the loss of direct preference optimization, averaged over the pairs.
+    """Return the loss of direct preference optimization of each pair.
 
-        L = mean_b (1 - label_smoothing) f(h_b) + label_smoothing f(-h_b)
+        L_b = (1 - label_smoothing) f(h_b) + label_smoothing f(-h_b)
         h = (chosen_logp - ref_chosen_logp) - (rejected_logp - ref_rejected_logp)
         sigmoid: f(h) = -log sigmoid(beta h);  ipo: f(h) = (h - 1 / (2 beta))^2
 
@@ -191,7 +352,7 @@ def dpo_loss(
         kind: `sigmoid` or `ipo`.
 
     Returns:
-        float scalar; 0 without pairs.
+        float [B].
 
     Raises:
         ValueError: for an unknown kind.
@@ -203,76 +364,21 @@ def dpo_loss(
         loss_B, flipped_B = (margin_B - 1 / (2 * beta)) ** 2, (-margin_B - 1 / (2 * beta)) ** 2
     else:
         raise ValueError(f"dpo_loss: kind must be sigmoid or ipo; got {kind!r}.")
-    return _average((1 - label_smoothing) * loss_B + label_smoothing * flipped_B, len(margin_B))
+    return (1 - label_smoothing) * loss_B + label_smoothing * flipped_B
 
 
-def truncated_importance_weight(
-    logp_BT: torch.Tensor, sampler_logp_BT: torch.Tensor, mask_BT: torch.Tensor, *, cap: float
-) -> torch.Tensor:
-    """Return min(exp(logp - sampler_logp), cap): corrects for a sampler whose probabilities differ from the trainer's.
-
-    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (truncated
-    importance sampling); Espeholt et al. 2018 (IMPALA), arXiv:1802.01561, rho-bar in eq. 1.
-
-    Args:
-        logp_BT: float, the trainer's log-probabilities before the update.
-        sampler_logp_BT: float, as recorded by the sampler.
-        mask_BT: bool, True where the policy sampled the token.
-        cap: the largest weight.
-
-    Returns:
-        float [B, T], 0 where the mask is False.
-    """
-    return hide(_masked_difference(logp_BT, sampler_logp_BT, mask_BT).exp().clamp(max=cap), mask_BT)
+def hide(x_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return x with 0 where the mask is False; neither hidden values nor their gradients get through, nan included."""
+    check_mask(mask_BT)
+    return x_BT.masked_fill(~mask_BT, 0.0)
 
 
-def averaging_weight(
-    mask_BT: torch.Tensor,
-    *,
-    over: str,
-    num_tokens: float | torch.Tensor,
-    num_sequences: float | torch.Tensor,
-    max_tokens: int | None = None,
-) -> torch.Tensor:
-    """Return w such that (1/N) sum_bt w_bt x_bt, the average that the losses here take, is one over something else.
-
-        tokens:    w = 1                  all tokens count alike (DAPO)
-        sequences: w = N / (M n_b)        all sequences count alike, n_b tokens each (GRPO as published)
-        constant:  w = N / (M max_tokens) a sum over tokens, scaled by a constant (Dr. GRPO)
-
-    Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3; Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300,
-    eq. 3; Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783, section 3.
-
-    Args:
-        mask_BT: bool, True where the policy sampled the token.
-        over: `tokens`, `sequences` or `constant`.
-        num_tokens: N, sampled tokens over all micro-batches and ranks.
-        num_sequences: M, sequences with a sampled token over all micro-batches and ranks.
-        max_tokens: of a sequence; for `constant`.
-
-    Returns:
-        float32 [B, T], 0 where the mask is False.
-
-    Raises:
-        ValueError: for an unknown `over`, or `constant` without `max_tokens`.
-    """
-    if over == "tokens":
-        return mask_BT.float()
-    if over == "sequences":
-        return mask_BT * (num_tokens / (max(num_sequences, 1) * mask_BT.sum(1, keepdim=True).clamp(min=1))).float()
-    if over == "constant" and max_tokens:
-        return mask_BT * float(num_tokens / (max(num_sequences, 1) * max_tokens))
-    raise ValueError(
-        "averaging_weight: over must be tokens, sequences, or constant with max_tokens; got "
-        f"over={over!r}, max_tokens={max_tokens}."
-    )
+def check_mask(mask_BT: torch.Tensor) -> None:
+    """Raise TypeError unless the mask is bool; 0 and 1 as integers would index instead of select."""
+    if mask_BT.dtype != torch.bool:
+        raise TypeError(f"mask_BT: masks are bool, True where sampled; got {mask_BT.dtype}. Pass mask.bool().")
 
 
-def _masked_difference(a_BT: torch.Tensor, b_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    # Each side is masked on its own: nan - x is nan, and its gradient would be too.
-    return hide(a_BT, mask_BT) - hide(b_BT, mask_BT)
-
-
-def _average(x: torch.Tensor, count: float | torch.Tensor) -> torch.Tensor:
-    """Return the sum over the count; of nothing 0, with a gradient of 0."""
-    return x.sum() / max(count, 1)
+def _at_least_1(count: torch.Tensor | float) -> torch.Tensor:
+    """Return the count, or 1 where nothing was counted: the sum over nothing is 0 whatever divides it."""
+    return torch.as_tensor(count).clamp(min=1)

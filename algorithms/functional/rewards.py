@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rllm_gym.algorithms.functional.kl import kl_estimate
-from rllm_gym.algorithms.functional.masking import hide
+from rllm_gym.algorithms.functional.losses import hide, kl_estimate
 
 
 def kl_shaped_reward(
