@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
-from ray.rllib.utils.metrics import LEARNER_RESULTS
+from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import evolution_weight
 from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
-from rllm_gym.algorithms.sft import SFTLearner
+from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.checkpoints import resumed_alike
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
-from rllm_gym.learner.samples import SampleData
-from rllm_gym.rollout.environments import horizon_of
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.types import Episode, Sample, TaskGroup
 
@@ -50,8 +48,8 @@ class AgentEvolConfig(OfflineConfig):
         self.groups_per_request: int = 64
         self.groups_per_step = 64
         self.lr = 1e-5
-        self.learners(learner_class=AgentEvolLearner)
 
+    @override(OfflineConfig)
     def training(
         self,
         *,
@@ -83,6 +81,7 @@ class AgentEvolConfig(OfflineConfig):
         super().training(**kwargs)
         return self
 
+    @override(OfflineConfig)
     def env_runners(self, *, groups_per_request: int = NotProvided, **kwargs: Any) -> Self:
         """Set how episodes are sampled.
 
@@ -94,13 +93,16 @@ class AgentEvolConfig(OfflineConfig):
         super().env_runners(**kwargs)
         return self
 
+    @override(OfflineConfig)
     def get_default_learner_class(self) -> type[AgentEvolLearner]:
         return AgentEvolLearner
 
     @property
+    @override(OfflineConfig)
     def has_env_runners(self) -> bool:
         return True
 
+    @override(OfflineConfig)
     def validate(self) -> None:
         super().validate()
         if not self.in_evaluation:
@@ -108,8 +110,8 @@ class AgentEvolConfig(OfflineConfig):
             self._check_one_of(keep=("threshold", "reward"))
 
 
-class AgentEvolLearner(SFTLearner):
-    """SFT's loss, whose weights say how much each kept episode counts."""
+class AgentEvolLearner(OfflineLearner):
+    """The loss of imitation, whose weights say how much each kept episode counts."""
 
     _weights_seq_no: int
 
@@ -131,15 +133,18 @@ class AgentEvol(OfflineAlgorithm):
     config: AgentEvolConfig
 
     @classmethod
+    @override(OfflineAlgorithm)
     def get_default_config(cls) -> AgentEvolConfig:
         return AgentEvolConfig()
 
+    @override(OfflineAlgorithm)
     def setup(self, config: AgentEvolConfig) -> None:
         self._first_generation = 0  # of this process
         self._earlier_path: str | None = None
         super().setup(config)
         self._base_weights = self.learner_group.get_weights() if config.restart_from_base else None
 
+    @override(OfflineAlgorithm)
     def prepare(self) -> None:
         if self.config.data is not None:
             super().prepare()
@@ -148,6 +153,7 @@ class AgentEvol(OfflineAlgorithm):
 
     # --- one generation ---
 
+    @override(OfflineAlgorithm)
     def training_step(self) -> None:
         config, generation = self.config, self.training_iteration
         self.prepare()
@@ -161,8 +167,7 @@ class AgentEvol(OfflineAlgorithm):
         kept = self._keep(played)
         if self._base_weights is not None:
             weights = self._base_weights
-            for result in self.learner_group.foreach_learner(lambda learner: learner.restart(weights)):
-                result.get()
+            self.on_all_learners(lambda learner: learner.restart(weights))
         losses = self._imitate(
             kept, num_epochs=config.num_generation_epochs, seed=seed_of(config.seed or 0, generation, 1)
         )
@@ -171,7 +176,7 @@ class AgentEvol(OfflineAlgorithm):
         statistics = self.log_episodes(played, failed)
         self.metrics.log_dict(
             {
-                "max_episode_steps": self.longest_horizon or 0,
+                "max_episode_steps": self.max_episode_steps or 0,
                 "num_groups": config.groups_per_step,
                 "num_episodes_from_store": num_stored,
                 "num_kept_samples": len(kept),
@@ -195,10 +200,10 @@ class AgentEvol(OfflineAlgorithm):
         groups = [group for group in groups if group.key not in finished]
         for first in range(0, len(groups), self.config.groups_per_request):
             request = groups[first : first + self.config.groups_per_request]
-            played, failed = self.sample(request, max_episode_steps=self.max_episode_steps)
-            sampled = [episode.custom_data.pop("episode") for episode in played] + failed
-            self.store(generation, sampled, [])
-            episodes += sampled
+            played, failed = self.sample(request, max_episode_steps=self.horizons)
+            self.record(generation, played + failed)
+            self.check_failures(played, failed)
+            episodes += played + failed
         # In a fixed order, so that a generation that was interrupted goes on to train as any other.
         episodes.sort(key=lambda episode: (episode.group.key, episode.member))
         played_episodes = [episode for episode in episodes if episode.error is None]
@@ -231,7 +236,7 @@ class AgentEvol(OfflineAlgorithm):
     def _is_of(self, record: EpisodeRecord, group: TaskGroup) -> bool:
         name = self.config.environments[group.env_index].name
         same_item = group.item_id is None or record.item_id == group.item_id
-        return same_item and record.max_episode_steps == horizon_of(self.max_episode_steps, name)
+        return same_item and record.max_episode_steps == self.horizons[name]
 
     def _keep(self, episodes: Sequence[Episode]) -> SampleFile:
         """Return the samples that carry a weight."""
@@ -240,9 +245,9 @@ class AgentEvol(OfflineAlgorithm):
         return_N = torch.tensor([stream.total_reward for stream in streams], dtype=torch.float64)
         weight_N = evolution_weight(return_N, kind=self.config.keep, threshold=self.config.threshold)
         for stream, weight in zip(streams, weight_N.tolist(), strict=True):
-            sample = maker.of_stream(stream) if weight > 0 else None
+            sample = maker.of_turns(stream.turns) if weight > 0 else None
             if sample is not None:
-                kept.append(dataclasses.replace(sample, weights=sample.weights * np.float32(weight)))
+                kept.append(dataclasses.replace(sample, weight=sample.weight * np.float32(weight)))
         return kept
 
     def _imitate(self, kept: SampleFile | None, *, num_epochs: int, seed: int) -> list[float]:
@@ -259,17 +264,17 @@ class AgentEvol(OfflineAlgorithm):
         for update in range(max(1, math.ceil(total * num_epochs / count))):
             first = update * count
             indices = order.indices(first, min(count, total * num_epochs - first))
-            data = SampleData(episodes=[sample(index) for index in indices])
-            results = self.learner_group.update(training_data=data, timesteps={})
-            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+            results = self.update([sample(index) for index in indices])
             losses.append(float(results[0][DEFAULT_MODULE_ID]["loss"].peek()))
         return losses
 
     # --- checkpoints ---
 
+    @override(OfflineAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return super().get_state(*args, **kwargs) | {"trajectories_path": str(self.trajectories_path)}
 
+    @override(OfflineAlgorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._first_generation = state["training_iteration"]

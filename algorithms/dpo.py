@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from ray.rllib.algorithms.algorithm_config import NotProvided
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import dpo_loss
 from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
-from rllm_gym.algorithms.samples import SampleMaker, json_files, kind_of
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.learner.samples import Pair, deal
+from rllm_gym.training.sample_maker import SampleMaker, json_files, kind_of
+from rllm_gym.types import Sample
 
 SAMPLE = "sample"
 
@@ -41,8 +42,8 @@ class DPOConfig(OfflineConfig):
         self.label_smoothing: float = 0.0
         self.kind: str = "sigmoid"
         self.lr = 1e-6
-        self.learners(learner_class=DPOLearner)
 
+    @override(OfflineConfig)
     def offline_data(
         self,
         *,
@@ -65,6 +66,7 @@ class DPOConfig(OfflineConfig):
         super().offline_data(**kwargs)
         return self
 
+    @override(OfflineConfig)
     def training(
         self,
         *,
@@ -84,20 +86,25 @@ class DPOConfig(OfflineConfig):
         super().training(**kwargs)
         return self
 
+    @override(OfflineConfig)
     def get_default_learner_class(self) -> type[DPOLearner]:
         return DPOLearner
 
     @property
+    @override(OfflineConfig)
     def num_recorded_samples_per_step(self) -> int:  # type: ignore[override]
         return 2 * self.samples_per_step
 
     @property
+    @override(OfflineConfig)
     def has_env_runners(self) -> bool:
         return super().has_env_runners or self.data == SAMPLE
 
+    @override(OfflineConfig)
     def data_sources(self) -> list[str]:
         return [source for source in super().data_sources() if source != SAMPLE]
 
+    @override(OfflineConfig)
     def validate(self) -> None:
         super().validate()
         if self.in_evaluation:
@@ -124,6 +131,7 @@ class DPOConfig(OfflineConfig):
                 if not holds:
                     raise ConfigError(f"{who}: data: sample needs {rule}, or give a path to pairs.")
 
+    @override(OfflineConfig)
     def check_source(self, source: str, who: str) -> None:
         if kind_of(Path(source)) == "dialogues":
             raise ConfigError(
@@ -141,6 +149,7 @@ class DPOLearner(OfflineLearner):
 
     MEAN_STATS = ("loss", "accuracy", "margin", "chosen_reward", "rejected_reward", "entropy")
 
+    @override(Learner)
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
@@ -148,33 +157,23 @@ class DPOLearner(OfflineLearner):
         logp_B = fwd_out["logp"].masked_fill(~mask_BT, 0.0).sum(1)
         is_chosen_B, is_there_B = batch["is_chosen"], mask_BT.any(1)  # a filler has no pair
         sides = (is_chosen_B & is_there_B, ~is_chosen_B & is_there_B)
-        logps, ref_logps = ([x_B[side_B] for side_B in sides] for x_B in (logp_B, batch["ref_logp"]))
-        loss = dpo_loss(*logps, *ref_logps, beta=config.beta, label_smoothing=config.label_smoothing, kind=config.kind)
-        chosen_B, rejected_B = (config.beta * (logp - ref).detach() for logp, ref in zip(logps, ref_logps, strict=True))
-        every_B = torch.ones_like(chosen_B, dtype=torch.bool)
-        for name, value_B in (
-            ("loss", loss.expand_as(chosen_B)),
-            ("accuracy", (chosen_B > rejected_B).float()),
-            ("margin", chosen_B - rejected_B),
-            ("chosen_reward", chosen_B),
-            ("rejected_reward", rejected_B),
-        ):
-            self.stats.add(name, value_B, every_B)
-        self.stats.add("entropy", fwd_out["entropy"], mask_BT)
-        # The mean over this micro-batch's pairs, as a part of the mean over those of all micro-batches and ranks.
-        return loss * len(chosen_B) / (batch["num_sequences"] / 2)
-
-    def pair_logps(self, shards: Sequence[Sequence[Pair]]) -> tuple[int, np.ndarray]:
-        """Return this learner's shard and the log-probabilities of its pairs, float64 [N, 2] (collective)."""
-        # In the order of the connector: SamplesToBatch sorts by length, and stably.
-        pairs = shards[dist.get_rank()]
-        batch = self.batch_of(shards)
-        logp_BT = self.forward_logps(DEFAULT_MODULE_ID, batch)
-        logp_B2 = logp_BT.masked_fill(~batch.mask, 0.0).double().sum(1).cpu().numpy()
-        order = sorted(range(len(pairs)), key=lambda k: len(pairs[k]))
-        out = np.zeros((len(pairs), 2))
-        out[order] = logp_B2[: 2 * len(pairs)].reshape(-1, 2)
-        return dist.get_rank(), out
+        logps, ref_logps = ([x_B[side_B] for side_B in sides] for x_B in (logp_B, batch["ref_logp_sum"]))
+        loss_P = dpo_loss(
+            *logps, *ref_logps, beta=config.beta, label_smoothing=config.label_smoothing, kind=config.kind
+        )
+        chosen_P, rejected_P = (config.beta * (logp - ref).detach() for logp, ref in zip(logps, ref_logps, strict=True))
+        every_P = torch.ones_like(chosen_P, dtype=torch.bool)
+        self.add_means(
+            every_P,
+            loss=loss_P,
+            accuracy=(chosen_P > rejected_P).float(),
+            margin=chosen_P - rejected_P,
+            chosen_reward=chosen_P,
+            rejected_reward=rejected_P,
+        )
+        self.add_means(mask_BT, entropy=fwd_out["entropy"])
+        # Summed over micro-batches and ranks, the mean over the minibatch's pairs.
+        return loss_P.sum() / (batch["num_sequences"] / 2).clamp(min=1)
 
 
 class DPO(OfflineAlgorithm):
@@ -183,9 +182,11 @@ class DPO(OfflineAlgorithm):
     config: DPOConfig
 
     @classmethod
+    @override(OfflineAlgorithm)
     def get_default_config(cls) -> DPOConfig:
         return DPOConfig()
 
+    @override(OfflineAlgorithm)
     def setup(self, config: DPOConfig) -> None:
         self.pairs: dict[SampleFile, list[tuple[int, int]]] = {}
         self.reference: dict[str, np.ndarray] = {}
@@ -194,6 +195,7 @@ class DPO(OfflineAlgorithm):
 
     # --- data ---
 
+    @override(OfflineAlgorithm)
     def read(self, source: str, *, split: str | None) -> SampleFile:
         if source == SAMPLE:
             source = self.sampled_path()
@@ -206,7 +208,7 @@ class DPO(OfflineAlgorithm):
                 for dialogues in read_dialogue_pairs(file):
                     self._append(samples, pairs, [maker.of_dialogue(dialogue) for dialogue in dialogues])
         else:
-            self._read_store(path, samples, pairs, maker)
+            self._read_trajectories(path, samples, pairs, maker)
         if not pairs:
             raise RllmGymError(
                 f"DPO: data must have pairs; got none from {source}. Of trajectories, some {self.config.pairs_within} "
@@ -214,7 +216,9 @@ class DPO(OfflineAlgorithm):
             )
         return samples
 
-    def _read_store(self, path: Path, samples: SampleFile, pairs: list[tuple[int, int]], maker: SampleMaker) -> None:
+    def _read_trajectories(
+        self, path: Path, samples: SampleFile, pairs: list[tuple[int, int]], maker: SampleMaker
+    ) -> None:
         """Read twice: once for the returns, once for the episodes that make pairs."""
         places = best_and_worst(path, within=self.config.pairs_within)  # type: ignore[arg-type]  # checked by validate
         wanted = {place for pair in places for place in pair}
@@ -236,9 +240,9 @@ class DPO(OfflineAlgorithm):
         """Return where the episodes are that the initial policy has played, after playing them if need be."""
         if self._sampled_path is None:
             groups = self.task_sampler.groups(0, self.config.num_sampled_groups)
-            played, failed = self.sample(groups, max_episode_steps=self.max_episode_steps)
-            episodes = [episode.custom_data.pop("episode") for episode in played]
-            self.store(0, episodes + failed, played)
+            played, failed = self.sample(groups, max_episode_steps=self.horizons)
+            self.record(0, played + failed)
+            self.check_failures(played, failed)
             self._sampled_path = str(self.trajectories_path)
         elif not Path(self._sampled_path).exists():
             raise RllmGymError(
@@ -247,20 +251,26 @@ class DPO(OfflineAlgorithm):
             )
         return self._sampled_path
 
+    @override(OfflineAlgorithm)
     def num_items(self) -> int:
         assert self.samples is not None
         return len(self.pairs[self.samples])
 
-    def items(self, samples: SampleFile, indices: Sequence[int]) -> list[Pair]:
+    @override(OfflineAlgorithm)
+    def samples_at(self, samples: SampleFile, indices: Sequence[int]) -> list[Sample]:
         reference = self.reference["evaluation" if samples is not self.samples else "training"]
-        return [self._pair(samples, k, *reference[k].tolist()) for k in indices]
+        return [sample for k in indices for sample in self._pair(samples, k, reference[k])]
 
-    def _pair(self, samples: SampleFile, index: int, *ref_logps: float) -> Pair:
-        chosen, rejected = self.pairs[samples][index]
-        return Pair(samples[chosen], samples[rejected], *ref_logps)
+    def _pair(self, samples: SampleFile, index: int, ref_logps: Sequence[float] = (0.0, 0.0)) -> list[Sample]:
+        """Return the chosen and the rejected sample of a pair."""
+        return [
+            dataclasses.replace(samples[place], pair=index, is_chosen=side == 0, ref_logp_sum=float(ref_logps[side]))
+            for side, place in enumerate(self.pairs[samples][index])
+        ]
 
     # --- the reference ---
 
+    @override(OfflineAlgorithm)
     def prepare(self) -> None:
         if self.samples is not None:
             return
@@ -280,16 +290,15 @@ class DPO(OfflineAlgorithm):
         """Return the present policy's log-probabilities of all pairs, float64 [N, 2]."""
         num_pairs, step = len(self.pairs[samples]), self.config.samples_per_step
         out = np.zeros((num_pairs, 2))
-        num_shards = max(1, self.config.num_learners)
         for first in range(0, num_pairs, step):
-            pairs = [self._pair(samples, k) for k in range(first, min(first + step, num_pairs))]
-            order = {id(pair): first + k for k, pair in enumerate(pairs)}
-            shards = deal(pairs, num_shards)
-            found = self.learner_group.foreach_learner(lambda learner, shards=shards: learner.pair_logps(shards))
-            for number, logps_N2 in (result.get() for result in found):
-                out[[order[id(pair)] for pair in shards[number]]] = logps_N2
+            scored = [s for k in range(first, min(first + step, num_pairs)) for s in self._pair(samples, k)]
+            self.score(scored, ["trainer_logp"])
+            for sample in scored:
+                assert sample.trainer_logp is not None
+                out[sample.pair, int(not sample.is_chosen)] = sample.trainer_logp.sum(dtype=np.float64)
         return out
 
+    @override(OfflineAlgorithm)
     def on_other_data(self) -> None:
         raise RllmGymError(
             "DPO: a checkpoint must be resumed with the pairs that its reference was computed for; got other data. "
@@ -298,9 +307,11 @@ class DPO(OfflineAlgorithm):
 
     # --- checkpoints ---
 
+    @override(OfflineAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return super().get_state(*args, **kwargs) | {"reference": self.reference, "sampled_path": self._sampled_path}
 
+    @override(OfflineAlgorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.reference = state.get("reference", {})

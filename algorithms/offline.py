@@ -10,21 +10,23 @@ from typing import Any, Self
 
 import numpy as np
 from gymnasium.spaces import Discrete
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.utils.annotations import override
 from ray.rllib.utils.spaces.repeated import Repeated
 
-from rllm_gym.algorithms.algorithm import LLMAlgorithm
-from rllm_gym.algorithms.config import LLMConfig
-from rllm_gym.algorithms.metrics import is_success
-from rllm_gym.algorithms.samples import SampleMaker, import_function, is_function, kind_of, samples_of
-from rllm_gym.algorithms.task_sampler import TaskSampler
+from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.learner.samples import SampleData, SamplesToBatch, deal
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout.environments import item_ids_of
 from rllm_gym.rollout.expert import ExpertPlayer, play_experts
 from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.training.algorithm import LLMAlgorithm
+from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.metrics import is_success
+from rllm_gym.training.sample_maker import SampleMaker, import_function, is_function, kind_of, samples_of
+from rllm_gym.training.task_sampler import TaskSampler
 from rllm_gym.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -52,9 +54,8 @@ class OfflineConfig(LLMConfig):
         self.evaluation_data: str | None = None
         self.num_evaluation_samples: int = 64
         self.samples_per_step: int = 32
-        self.packing: bool = True
-        self.learners(learner_connector=make_sample_connector)
 
+    @override(LLMConfig)
     def offline_data(
         self,
         *,
@@ -89,6 +90,7 @@ class OfflineConfig(LLMConfig):
         super().offline_data(**kwargs)
         return self
 
+    @override(LLMConfig)
     def evaluation(
         self, *, evaluation_data: str | None = NotProvided, num_evaluation_samples: int = NotProvided, **kwargs: Any
     ) -> Self:
@@ -103,6 +105,7 @@ class OfflineConfig(LLMConfig):
         super().evaluation(**kwargs)
         return self
 
+    @override(LLMConfig)
     def training(self, *, samples_per_step: int = NotProvided, **kwargs: Any) -> Self:
         """Set the update.
 
@@ -113,30 +116,27 @@ class OfflineConfig(LLMConfig):
         super().training(**kwargs)
         return self
 
-    def learners(self, *, packing: bool = NotProvided, **kwargs: Any) -> Self:
-        """Set the learners.
-
-        Args:
-            packing: let a row of a micro-batch hold several samples, so that little is padding. It changes no
-                log-probability.
-        """
-        self._set(packing=packing)
-        super().learners(**kwargs)
-        return self
+    @override(LLMConfig)
+    def get_default_learner_class(self) -> type[OfflineLearner]:
+        return OfflineLearner
 
     @property
+    @override(LLMConfig)
     def num_recorded_samples_per_step(self) -> int:  # type: ignore[override]
         return self.samples_per_step
 
     @property
+    @override(LLMConfig)
     def has_env_runners(self) -> bool:
         return bool(self.env and self.evaluation_interval)
 
     @property
+    @override(LLMConfig)
     def is_online(self) -> bool:  # RLlib's question, whether to build EnvRunners
         return self.has_env_runners
 
     @property
+    @override(LLMConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
         # What is learnt from was not sampled at any temperature.
         return super()._model_config_auto_includes | {"temperature": 1.0}
@@ -149,6 +149,7 @@ class OfflineConfig(LLMConfig):
         self.data, self.evaluation_data, self._needs_data = None, None, False
         return self
 
+    @override(LLMConfig)
     def validate(self) -> None:
         if not self.has_env_runners:
             self.num_env_runners = 0
@@ -191,17 +192,12 @@ class OfflineConfig(LLMConfig):
             raise ConfigError(f"{who}: data: pairs of answers are for DPO; got {source!r}. Set run: DPO.")
 
 
-def make_sample_connector(*_: Any, **__: Any) -> SamplesToBatch:
-    return SamplesToBatch()
-
-
 class OfflineAlgorithm(LLMAlgorithm):
-    """Trains on recorded episodes in a shuffled order; a method gives its learner, and its items where they are no
-    samples.
-    """
+    """Trains on recorded episodes in a shuffled order; a method gives the loss, and what its items are."""
 
     config: OfflineConfig
 
+    @override(LLMAlgorithm)
     def setup(self, config: OfflineConfig) -> None:
         self.samples: SampleFile | None = None
         self._fingerprint: int | None = None
@@ -286,7 +282,7 @@ class OfflineAlgorithm(LLMAlgorithm):
             is_solved = episode.error is None and (is_success(episode) or "is_success" not in episode.info)
             num_unsolved += not is_solved
             for stream in episode.streams.values() if is_solved else ():
-                sample = maker.of_stream(stream)
+                sample = maker.of_turns(stream.turns)
                 if sample is not None:
                     yield sample
         if num_unsolved:
@@ -299,8 +295,8 @@ class OfflineAlgorithm(LLMAlgorithm):
         assert self.samples is not None
         return len(self.samples)
 
-    def items(self, samples: SampleFile, indices: Sequence[int]) -> list[Any]:
-        """Return things to train on."""
+    def samples_at(self, samples: SampleFile, indices: Sequence[int]) -> list[Sample]:
+        """Return the samples of these items."""
         return [samples[index] for index in indices]
 
     def on_other_data(self) -> None:
@@ -312,26 +308,28 @@ class OfflineAlgorithm(LLMAlgorithm):
 
     # --- the train step ---
 
+    @override(Algorithm)
     def training_step(self) -> None:
         self.prepare()
         self.evaluate_on_start()
         assert self.samples is not None
         step, count = self.training_iteration, self.config.samples_per_step
         positions = self.order.indices(step * count, count)
-        items = self.items(self.samples, self.training_items[positions].tolist())
+        trained = self.samples_at(self.samples, self.training_items[positions].tolist())
         start = time.perf_counter()
-        self.update(SampleData(episodes=items))
+        self.update(trained)
         learning_s = time.perf_counter() - start
         self.metrics.log_dict(
             {
                 "epoch": (step + 1) * count / len(self.training_items),
                 "num_samples": len(self.training_items),
                 "learning_s": learning_s,
-                "num_tokens_trained_per_s": sum(map(len, items)) * self.config.num_epochs / learning_s,
+                "num_tokens_trained_per_s": sum(map(len, trained)) * self.config.num_epochs / learning_s,
             },
             window=1,
         )
 
+    @override(LLMAlgorithm)
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Evaluate the policy: the loss on held-out samples, and success in the environment where there is one."""
         self.prepare()
@@ -342,26 +340,28 @@ class OfflineAlgorithm(LLMAlgorithm):
             results = {}
             self._make_evaluation_callback("on_evaluate_start")
         if self.evaluation_items:
-            results |= self.evaluate_items(self.items(self.evaluation_samples, self.evaluation_items))
+            results |= self.evaluate_samples(self.samples_at(self.evaluation_samples, self.evaluation_items))
         if not self.config.has_env_runners:
             self._make_evaluation_callback("on_evaluate_end", evaluation_metrics=results)
         return results
 
-    def evaluate_items(self, items: Sequence[Any]) -> dict[str, float]:
-        """Return the statistics of training on other items."""
-        shards = deal(items, max(1, self.config.num_learners))
-        found = self.learner_group.foreach_learner(lambda learner: learner.evaluate(shards))
-        return next(result.get() for result in found)
+    def evaluate_samples(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Return the statistics of training on other samples."""
+        shards = self.shards(samples)
+        return self.on_all_learners(lambda learner: learner.evaluate(samples, shards))[0]
 
     # --- checkpoints ---
 
+    @override(LLMAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return super().get_state(*args, **kwargs) | {"data_fingerprint": self._fingerprint}
 
+    @override(LLMAlgorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._fingerprint = state.get("data_fingerprint")
 
+    @override(LLMAlgorithm)
     def cleanup(self) -> None:
         super().cleanup()
         if self.samples is not None:

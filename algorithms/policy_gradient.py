@@ -1,230 +1,189 @@
-"""What the policy-gradient methods share: their options, and the train step (sample, evaluate, update, sync)."""
+"""The policy-gradient methods: the train step on the driver, and the loss on the learners."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any
 
-from ray.rllib.algorithms.algorithm_config import NotProvided
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import LEARNER_RESULTS
 
-from rllm_gym.algorithms.algorithm import LLMAlgorithm
-from rllm_gym.algorithms.config import LLMConfig
-from rllm_gym.algorithms.functional import KL_KINDS
-from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.learner.connectors import ADVANTAGE, GROUP, EpisodeData, num_tokens, streams, trainable_streams
-from rllm_gym.rollout.env_runner import RLlibEpisode
-from rllm_gym.types import Episode
+from rllm_gym.algorithms.functional import (
+    Counts,
+    adaptive_kl_coeff,
+    aggregate,
+    clipped_surrogate,
+    has_spread,
+    importance_weight,
+    kl_estimate,
+    kl_shaped_reward,
+    probability_ratio,
+)
+from rllm_gym.algorithms.policy_config import PolicyGradientConfig
+from rllm_gym.errors import RllmGymError
+from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
+from rllm_gym.learner.rl_module import load_language_model, logps_of, read
+from rllm_gym.training.algorithm import LLMAlgorithm
+from rllm_gym.training.rollouts import Rollouts, samples_of
+from rllm_gym.types import Episode, Sample, TaskGroup
 
 logger = logging.getLogger(__name__)
 
 
-class PolicyGradientConfig(LLMConfig):
-    """Options of every method that reinforces the tokens it sampled."""
+@dataclass
+class Sampled:
+    """What a train step has sampled so far. `trained` are the samples that teach something."""
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class)
-        self.clip_low: float = 0.2
-        self.clip_high: float = 0.2
-        self.kl_coeff: float = 0.0
-        self.kl_kind: str = "k3"
-        self.kl_in: str = "loss"
-        self.kl_target: float | None = None
-        self.kl_rate: float = 0.1
-        self.entropy_coeff: float = 0.0
-        self.old_logp: str = "rollout"
-        self.importance_correction: str = "off"
-        self.importance_cap: float = 2.0
-        self.max_empty_steps: int = 10
-        self.max_refill_rounds: int = 0
+    played: list[Episode] = field(default_factory=list)
+    failed: list[Episode] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    trained: list[Sample] = field(default_factory=list)
+    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, agent) to the samples' `group`
+    tasks: list[TaskGroup] = field(default_factory=list)  # by the samples' `group`
 
-    def training(
-        self,
-        *,
-        clip_low: float = NotProvided,
-        clip_high: float = NotProvided,
-        kl_coeff: float = NotProvided,
-        kl_kind: Literal["k1", "k2", "k3", "low_variance"] = NotProvided,
-        kl_in: Literal["loss", "reward"] = NotProvided,
-        kl_target: float | None = NotProvided,
-        kl_rate: float = NotProvided,
-        entropy_coeff: float = NotProvided,
-        old_logp: Literal["rollout", "recompute"] = NotProvided,
-        importance_correction: Literal["off", "truncated"] = NotProvided,
-        importance_cap: float = NotProvided,
-        max_empty_steps: int = NotProvided,
-        max_refill_rounds: int = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the options of policy-gradient methods.
-
-        Args:
-            clip_low, clip_high: how far the probability ratio may fall below and rise above 1.
-            kl_coeff: weight of the KL to the frozen `base_model`; 0 keeps no reference model in memory.
-            kl_kind: the estimator, see `rllm_gym.algorithms.functional.kl_estimate`.
-            kl_in: where the KL stands: `loss`, or `reward`, as a penalty on every sampled token.
-            kl_target: nats per token; makes `kl_coeff` follow after every train step, so that the KL stays there; None
-                keeps it fixed. See `rllm_gym.algorithms.functional.adaptive_kl_coeff`.
-            kl_rate: how fast it follows.
-            entropy_coeff: weight of an entropy bonus.
-            old_logp: log-probabilities of the sampling policy: as the sampler recorded them, or recomputed by the
-                trainer.
-            importance_correction: `truncated` weighs tokens by min(trainer / sampler probability, importance_cap).
-            importance_cap: see above.
-            max_empty_steps: train steps in a row that may teach nothing (all groups dropped) before the run stops.
-            max_refill_rounds: how often a train step samples fresh tasks for the groups that it dropped (dynamic
-                sampling, Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2); 0 goes on with what is left.
-        """
-        self._set(
-            clip_low=clip_low,
-            clip_high=clip_high,
-            kl_coeff=kl_coeff,
-            kl_kind=kl_kind,
-            kl_in=kl_in,
-            kl_target=kl_target,
-            kl_rate=kl_rate,
-            entropy_coeff=entropy_coeff,
-            old_logp=old_logp,
-            importance_correction=importance_correction,
-            importance_cap=importance_cap,
-            max_empty_steps=max_empty_steps,
-            max_refill_rounds=max_refill_rounds,
-        )
-        super().training(**kwargs)
-        return self
+    def group_of(self, task: TaskGroup, agent_id: str) -> int:
+        if (task, agent_id) not in self.numbers:
+            self.numbers[task, agent_id] = len(self.tasks)
+            self.tasks.append(task)
+        return self.numbers[task, agent_id]
 
     @property
-    def has_learner_advantages(self) -> bool:
-        """Whether the learners compute the advantages; those of the driver then only say what is trained on."""
-        return True
-
-    def validate(self) -> None:
-        super().validate()
-        if self.in_evaluation:
-            return
-        who = type(self).__name__
-        self._check_at_least(
-            clip_low=0, clip_high=0, kl_coeff=0, kl_rate=0, entropy_coeff=0, max_empty_steps=1, max_refill_rounds=0
-        )
-        self._check_one_of(
-            kl_kind=KL_KINDS,
-            kl_in=("loss", "reward"),
-            old_logp=("rollout", "recompute"),
-            importance_correction=("off", "truncated"),
-        )
-        if self.kl_target is not None:
-            self._check_at_least(kl_target=0)
-        if self.kl_target is not None and 0 in (self.kl_target, self.kl_coeff):
-            raise ConfigError(
-                f"{who}: kl_target and the kl_coeff to begin with must be above 0; got {self.kl_target} and "
-                f"{self.kl_coeff}. Set both, or kl_target: null for a fixed coefficient."
-            )
-        if self.temperature == 0:
-            raise ConfigError(
-                f"{who}: training needs temperature above 0, or a group's episodes are all the same; got 0."
-            )
-        if self.importance_correction == "truncated" and self.old_logp != "recompute":
-            raise ConfigError(
-                f"{who}: importance_correction: truncated compares the trainer's old log-probabilities with the "
-                "sampler's; got old_logp: rollout. Set old_logp: recompute."
-            )
+    def num_kept_tasks(self) -> int:
+        return len({self.tasks[sample.group] for sample in self.trained})
 
 
 class PolicyGradient(LLMAlgorithm):
-    """Samples episodes and reinforces their tokens; a method gives `compute_advantages`, or lets its learner do it."""
+    """Samples episodes and reinforces their tokens; a method gives `advantage`."""
 
     config: PolicyGradientConfig
 
-    def compute_advantages(
-        self, streams: list[SingleAgentEpisode], group: list[int]
-    ) -> Sequence[float | Sequence[float] | None]:
-        """Return each stream's advantage, or one per turn, or None where it must not be trained on.
-
-        The default is for methods whose learner computes the advantages from the rewards: all are trained on.
+    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+        """Return how much better each row did than expected: one number per row [N], or one per token [N, K].
 
         Args:
-            streams: one agent's episodes.
-            group: the group index of each.
+            rollouts: the samples of one module in this train step, or in one of its rounds of refilling.
         """
-        return [0.0] * len(streams)
+        raise NotImplementedError
 
+    @override(LLMAlgorithm)
     def setup(self, config: PolicyGradientConfig) -> None:
         self.num_empty_steps = 0
+        self.kl_coeff: dict[str, float] = {}  # by module, once it has followed its target
+        self._scores_for_advantage, self._scores_for_loss = config.scores_for_advantage, config.scores_for_loss
+        self._max_tokens_to_bootstrap = config.max_tokens_to_bootstrap
         super().setup(config)
 
+    @override(Algorithm)
     def training_step(self) -> None:
         self.evaluate_on_start()
-        step = self.training_iteration
-        start = time.perf_counter()
-        episodes, failed, num_groups = self._sample_groups(step)
-        sampled = time.perf_counter()
-        played: list[Episode] = [episode.custom_data.pop("episode") for episode in episodes]
-        self.store(step, played + failed, [] if self.config.has_learner_advantages else episodes)
-
-        trained = [episode for episode in episodes if any(trainable_streams([episode]))]
-        self.update(EpisodeData(episodes=trained))
-        learned = time.perf_counter()
+        step, begun = self.training_iteration, time.perf_counter()
+        self.sampled = Sampled()
+        try:
+            self._sample_groups(step)
+            sampled_at = time.perf_counter()
+            self.score(self.sampled.trained, self._scores_for_loss)
+        finally:
+            # Whatever has failed, what was sampled is not lost.
+            self.record(step, self.sampled.played + self.sampled.failed, self.sampled.samples)
+        trained = self.sampled.trained
+        results = self.update(trained, kl_coeff=self.kl_coeff)
+        learned_at = time.perf_counter()
+        self._follow_kl_target(results)
         if trained:
             self.sync_weights()
+        self._log(
+            sampling_s=sampled_at - begun,
+            learning_s=learned_at - sampled_at,
+            sync_s=time.perf_counter() - learned_at,
+        )
         self._count_empty_steps(not trained, step)
 
-        now = time.perf_counter()
-        statistics = self.log_episodes(played, failed)
-        num_trained_tokens = sum(num_tokens(stream) for stream in trainable_streams(episodes))
-        num_kept_groups = len({stream.custom_data[GROUP] for stream in trainable_streams(episodes)})
-        self.metrics.log_dict(
-            {
-                "max_episode_steps": self.longest_horizon or 0,
-                "policy_version": _policy_version(played),
-                "num_groups": num_groups,
-                "num_groups_dropped": num_groups - num_kept_groups,
-                "sampling_s": sampled - start,
-                "learning_s": learned - sampled,
-                "sync_s": now - learned,
-                "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / (sampled - start),
-                "num_tokens_trained_per_s": num_trained_tokens / (learned - sampled),
-            },
-            window=1,
-        )
-
-    def _sample_groups(self, step: int) -> tuple[list[RLlibEpisode], list[Episode], int]:
-        """Return a train step's episodes with their advantages, those that failed, and the number of groups."""
+    def _sample_groups(self, step: int) -> None:
+        """Fill `self.sampled`, with fresh tasks for the groups that are dropped."""
         config = self.config
         groups = self.task_sampler.groups(step, config.groups_per_step)
-        episodes: list[RLlibEpisode] = []
-        failed: list[Episode] = []
-        num_groups = 0
         for refill in range(1 + config.max_refill_rounds):
-            played, not_played = self.sample(groups, max_episode_steps=self.max_episode_steps)
-            num_groups += self._set_advantages(played, first_group=num_groups)
-            episodes += played
-            failed += not_played
-            kept = {e.custom_data["episode"].group.key for e in episodes if any(trainable_streams([e]))}
-            num_missing = config.groups_per_step - len(kept)
+            played, failed = self.sample(groups, max_episode_steps=self.horizons)
+            self.sampled.played += played
+            self.sampled.failed += failed
+            self.check_failures(played, failed)
+            self._assess(played)
+            num_missing = config.groups_per_step - self.sampled.num_kept_tasks
             if num_missing == 0:
                 break
             groups = self.task_sampler.refill(step, refill, num_missing)
-        return episodes, failed, num_groups
 
-    def _set_advantages(self, episodes: list[RLlibEpisode], *, first_group: int) -> int:
-        """Write each stream's group (from `first_group` on) and advantage; returns the number of groups.
+    def _assess(self, played: Sequence[Episode]) -> None:
+        """Make the episodes' samples, give them advantages, and keep those that teach something."""
+        samples = self._samples_of(played)
+        self.sampled.samples += samples
+        self.score(samples, self._scores_for_advantage)
+        for module_id in sorted({sample.module for sample in samples}):
+            of_module = [sample for sample in samples if sample.module == module_id]
+            rollouts = Rollouts(of_module)
+            if "ref_logp" in self._scores_for_advantage:
+                rollouts.reward_NK = self._kl_shaped_reward(module_id, rollouts)
+            advantage = self.advantage(rollouts)
+            rollouts.set_column("advantage", advantage)
+            self.metrics.log_dict(rollouts.metrics, key=(LEARNER_RESULTS, module_id), window=1)
+            dropped = self._groups_to_drop(rollouts, advantage)
+            self.sampled.trained += [
+                sample
+                for sample in of_module
+                if sample.group not in dropped and not (self.config.overlong_filter and sample.is_overlong)
+            ]
 
-        A group is one agent's streams in the episodes of one task.
-        """
-        agents: dict[Any, list[tuple[SingleAgentEpisode, int]]] = {}
-        index: dict[tuple[Any, int], int] = {}
-        for episode in episodes:
-            for stream in streams(episode):
-                key = (stream.agent_id, episode.custom_data["group"])
-                stream.custom_data[GROUP] = index.setdefault(key, first_group + len(index))
-                agents.setdefault(stream.agent_id, []).append((stream, stream.custom_data[GROUP]))
-        for members in agents.values():
-            of_agent, group = map(list, zip(*members, strict=True))
-            for stream, advantage in zip(of_agent, self.compute_advantages(of_agent, group), strict=True):
-                stream.custom_data[ADVANTAGE] = advantage
-        return len(index)
+    def _samples_of(self, played: Sequence[Episode]) -> list[Sample]:
+        samples = []
+        for episode in played:
+            samples += samples_of(
+                episode,
+                functools.partial(self.sampled.group_of, episode.group),
+                invalid_action_penalty=self.config.invalid_action_penalty,
+                max_tokens=self._max_tokens_to_bootstrap,
+            )
+        return samples
+
+    def _kl_shaped_reward(self, module_id: str, rollouts: Rollouts) -> torch.Tensor:
+        config = self.config
+        return kl_shaped_reward(
+            rollouts.reward_NK,
+            rollouts.column("trainer_logp" if config.old_logp == "recompute" else "old_logp"),
+            rollouts.column("ref_logp"),
+            rollouts.mask_NK,
+            kl_coeff=self.kl_coeff.get(module_id, config.kl_coeff),
+            kind=config.kl_kind,
+        )
+
+    def _groups_to_drop(self, rollouts: Rollouts, advantage: torch.Tensor) -> set[int]:
+        group_N, filter_groups = rollouts.group_N, self.config.filter_groups
+        if filter_groups == "off":
+            return set()
+        teaches_N = has_spread(rollouts.is_success_N.double(), group_N)
+        if filter_groups == "advantage":
+            teaches_N = advantage.reshape(len(advantage), -1).ne(0).any(1)
+        return set(group_N.tolist()) - set(group_N[teaches_N].tolist())
+
+    # --- after the update ---
+
+    def _follow_kl_target(self, results: list[Any]) -> None:
+        config = self.config
+        for module_id, of_module in results[0].items():
+            if "ref_kl" not in of_module or config.kl_coeff == 0:
+                continue
+            kl_coeff = self.kl_coeff.get(module_id, config.kl_coeff)
+            self.metrics.log_value((LEARNER_RESULTS, module_id, "kl_coeff"), kl_coeff, window=1)
+            if config.kl_target is not None and of_module["num_optimizer_steps"].peek() > 0:
+                self.kl_coeff[module_id] = adaptive_kl_coeff(
+                    kl_coeff, float(of_module["ref_kl"].peek()), target=config.kl_target, rate=config.kl_rate
+                )
 
     def _count_empty_steps(self, is_empty: bool, step: int) -> None:
         self.num_empty_steps = self.num_empty_steps + 1 if is_empty else 0
@@ -242,14 +201,159 @@ class PolicyGradient(LLMAlgorithm):
                 "harder tasks, a longer horizon or a larger group_size."
             )
 
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return super().get_state(*args, **kwargs) | {"num_empty_steps": self.num_empty_steps}
+    def _log(self, *, sampling_s: float, learning_s: float, sync_s: float) -> None:
+        sampled = self.sampled
+        statistics = self.log_episodes(sampled.played, sampled.failed)
+        num_kept = len({sample.group for sample in sampled.trained})
+        turns = [turn for e in sampled.played for stream in e.streams.values() for turn in stream.turns]
+        self.metrics.log_dict(
+            {
+                "max_episode_steps": self.max_episode_steps or 0,
+                "policy_version": max((turn.policy_version for turn in turns), default=0),
+                "num_groups": len(sampled.tasks),
+                "num_groups_dropped": len(sampled.tasks) - num_kept,
+                "sampling_s": sampling_s,
+                "learning_s": learning_s,
+                "sync_s": sync_s,
+                "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / sampling_s,
+                "num_tokens_trained_per_s": sum(map(len, sampled.trained)) / learning_s,
+            },
+            window=1,
+        )
 
+    @override(LLMAlgorithm)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        mine = {"num_empty_steps": self.num_empty_steps, "kl_coeff": dict(self.kl_coeff)}
+        return super().get_state(*args, **kwargs) | mine
+
+    @override(LLMAlgorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.num_empty_steps = state.get("num_empty_steps", 0)
+        self.kl_coeff = dict(state.get("kl_coeff", {}))
 
 
-def _policy_version(played: list[Episode]) -> int:
-    versions = [turn.policy_version for e in played for stream in e.streams.values() for turn in stream.turns]
-    return max(versions, default=0)
+class PolicyLearner(DeepSpeedLearner):
+    """A learner whose loss is `token_loss`, with the importance correction, plus the KL and entropy terms.
+
+        L = average( w token_loss + kl_coeff KL - entropy_coeff H )
+
+    A method whose loss is another overrides `token_loss`.
+
+    Metrics under `learners/<module>/`: `policy_loss`; `kl` (k3 estimate of KL(sampling policy || policy)); `ref_kl` (KL
+    to the reference, 0 without one); `kl_coeff`; `clip_fraction` (share of tokens whose ratio is outside the clip
+    range); `first_clip_fraction` (of the first minibatch); `entropy` (nats per token); `importance_weight` (mean);
+    `logp_difference_mean`, `logp_difference_max` (absolute, between sampler and trainer, in the first minibatch).
+    """
+
+    MEAN_STATS: tuple[str, ...] = (
+        "policy_loss",
+        "kl",
+        "ref_kl",
+        "clip_fraction",
+        "first_clip_fraction",
+        "entropy",
+        "importance_weight",
+        "logp_difference_mean",
+    )
+    MAX_STATS: tuple[str, ...] = ("logp_difference_max",)
+    LOSS_STAT = "policy_loss"
+
+    @override(DeepSpeedLearner)
+    def build(self) -> None:
+        self.kl_coeff: dict[str, float] = {}
+        self._num_loss_tokens = self.config.num_loss_tokens
+        super().build()
+        self._reference_lm = None
+        if self.config.kl_coeff > 0 and self.config.lora is None:
+            # Outside the module: neither trained nor sharded, synced or saved.
+            self._reference_lm = load_language_model(self.config.base_model, self.config.dtype).to(self._device)
+            self._reference_lm.requires_grad_(False).eval()
+
+    @override(DeepSpeedLearner)
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        super().before_gradient_based_update(timesteps=timesteps)
+        self.kl_coeff = timesteps.get("kl_coeff", {})
+
+    def token_loss(
+        self, batch: dict[str, torch.Tensor], logp_BT: torch.Tensor, old_logp_BT: torch.Tensor, ratio_BT: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the loss of every token, [B, T]; the default is the clipped surrogate.
+
+        Args:
+            batch: a micro-batch: `advantage` and `mask` [B, T], and the rest of `rllm_gym.learner.batch`.
+            logp_BT, old_logp_BT: now, and under the weights before the update.
+            ratio_BT: exp(logp - old_logp), of tokens or of sequences (`ratio_level`).
+        """
+        return clipped_surrogate(
+            ratio_BT,
+            batch["advantage"],
+            batch["mask"],
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+            dual_clip=self.config.dual_clip,
+        )
+
+    @override(Learner)
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        mask_BT, sampler_logp_BT, logp_BT = batch["mask"], batch["old_logp"], fwd_out["logp"]
+        old_logp_BT = sampler_logp_BT
+        if config.old_logp == "recompute":
+            # In the first step the weights still are the old ones, and the ratio is 1 to the last bit.
+            old_logp_BT = logp_BT.detach() if self.is_first_step else batch["trainer_logp"]
+        ratio_BT = probability_ratio(logp_BT, old_logp_BT, mask_BT, level=config.ratio_level)
+        loss_BT = self.token_loss(batch, logp_BT, old_logp_BT, ratio_BT)
+        weight_BT = mask_BT.float()
+        if config.importance_correction != "off":
+            weight_BT = importance_weight(
+                old_logp_BT,
+                sampler_logp_BT,
+                mask_BT,
+                level=config.importance_correction,
+                mode=config.importance_mode,
+                cap=config.importance_cap,
+                veto=config.importance_veto,
+            )
+            loss_BT = loss_BT * weight_BT
+        counts = Counts(
+            tokens=batch["num_tokens"],
+            sequences=batch["num_sequences"],
+            episodes=batch["num_episodes"],
+            episode_tokens_B=batch["episode_tokens"],
+            constant=self._num_loss_tokens,
+        )
+        statistics = {"entropy": fwd_out["entropy"], "importance_weight": weight_BT}
+        self.add_step_means(policy_loss=aggregate(loss_BT.detach(), mask_BT, over=config.loss_average, counts=counts))
+        if config.kl_coeff > 0:
+            ref_kl_BT = kl_estimate(logp_BT, batch["ref_logp"], kind=config.kl_kind, mask_BT=mask_BT)
+            statistics["ref_kl"] = ref_kl_BT
+            if config.kl_in == "loss":
+                loss_BT = loss_BT + self.kl_coeff.get(module_id, config.kl_coeff) * ref_kl_BT
+        if config.entropy_coeff > 0:
+            loss_BT = loss_BT - config.entropy_coeff * fwd_out["entropy"].masked_fill(~mask_BT, 0.0)
+        ratio_BT, logp_BT = ratio_BT.detach(), logp_BT.detach()
+        is_clipped_BT = ((ratio_BT < 1 - config.clip_low) | (ratio_BT > 1 + config.clip_high)).float()
+        statistics |= {"kl": kl_estimate(old_logp_BT, logp_BT, kind="k3"), "clip_fraction": is_clipped_BT}
+        if self.is_first_step:
+            difference_BT = (logp_BT - sampler_logp_BT).abs()
+            statistics |= {"first_clip_fraction": is_clipped_BT, "logp_difference_mean": difference_BT}
+            self.add_maxima(mask_BT, logp_difference_max=difference_BT)
+        self.add_means(mask_BT, **statistics)
+        return aggregate(loss_BT, mask_BT, over=config.loss_average, counts=counts)
+
+    @override(DeepSpeedLearner)
+    def score_forward(self, name: str, module_id: str) -> Forward:
+        if name != "ref_logp":
+            return super().score_forward(name, module_id)
+        temperature = float(self.config.temperature)
+
+        def forward(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+            if self._reference_lm is None:  # with LoRA the reference is the model without its adapter
+                with self.module[module_id].lm.disable_adapter():
+                    return {name: self.engines[module_id](inputs)["logp"]}
+            states = read(self._reference_lm, inputs)
+            return {name: logps_of(self._reference_lm, states, inputs, temperature=temperature)["logp"]}
+
+        return forward

@@ -9,18 +9,18 @@ import torch
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.utils.metrics import LEARNER_RESULTS
-from ray.tune.result import TRAINING_ITERATION
+from ray.rllib.utils.annotations import override
 
-from rllm_gym.algorithms.functional import clipped_value_loss, explained_variance, gae, whiten
-from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
-from rllm_gym.algorithms.policy_learner import PolicyLearner
+from rllm_gym.algorithms.functional import Counts, aggregate, clipped_value_loss, explained_variance, gae, whiten
+from rllm_gym.algorithms.policy_config import PolicyGradientConfig
+from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyLearner
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import Batch
-from rllm_gym.learner.connectors import EpisodeData, EpisodesToBatch
-from rllm_gym.learner.critic import ActorCriticModule, CriticModule, value_at_the_end, value_before
-from rllm_gym.learner.deepspeed import merge
+from rllm_gym.learner.critic import ActorCriticModule, CriticModule
+from rllm_gym.learner.deepspeed import Forward
+from rllm_gym.learner.deepspeed_config import merge
 from rllm_gym.learner.rl_module import LLMModule
+from rllm_gym.training.rollouts import Rollouts
 
 CRITIC_SUFFIX = "_critic"
 
@@ -43,21 +43,26 @@ class PPOConfig(PolicyGradientConfig):
         self.gamma = 1.0
         self.lambda_: float = 1.0
         self.gae_per: str = "token"
+        self.bootstrap: str = "never"
         self.critic: str = "separate"
         self.critic_lr: float = 1e-5
+        self.critic_epochs: int = 1
         self.critic_deepspeed: dict = {}
         self.critic_warmup_steps: int = 0
         self.vf_loss_coeff: float = 0.1
         self.vf_clip: float | None = 0.2
-        self.learners(learner_class=PPOLearner, learner_connector=make_learner_connector)
+        self.filter_groups = "off"
 
+    @override(PolicyGradientConfig)
     def training(
         self,
         *,
         lambda_: float = NotProvided,
         gae_per: Literal["token", "turn"] = NotProvided,
+        bootstrap: Literal["never", "truncated"] = NotProvided,
         critic: Literal["separate", "shared"] = NotProvided,
         critic_lr: float = NotProvided,
+        critic_epochs: int = NotProvided,
         critic_deepspeed: dict[str, Any] = NotProvided,
         critic_warmup_steps: int = NotProvided,
         vf_loss_coeff: float = NotProvided,
@@ -69,9 +74,12 @@ class PPOConfig(PolicyGradientConfig):
         Args:
             lambda_: trace decay of GAE; in YAML also `lambda`. `gamma` is RLlib's option, 1 by default here.
             gae_per: whether gamma and lambda count once per sampled `token` or once per `turn`.
+            bootstrap: `never`: the horizon is part of the task, and an episode that it ends has earned what it has
+                earned. `truncated`: the critic values what would have come; for tasks that only happen to be cut.
             critic: `separate` is a module of its own (`<policy>_critic`), begun from `base_model`, which only learners
                 hold; `shared` is a value head on the policy's backbone.
             critic_lr: learning rate of the separate critic.
+            critic_epochs: passes of the separate critic over a train step's samples; `num_epochs` are the policy's.
             critic_deepspeed: merged over `deepspeed` for the separate critic, which takes no `optimizer` and no
                 `scheduler` from there: they are the policy's.
             critic_warmup_steps: train steps at the start in which the critic learns and the policy stands still.
@@ -81,8 +89,10 @@ class PPOConfig(PolicyGradientConfig):
         self._set(
             lambda_=lambda_,
             gae_per=gae_per,
+            bootstrap=bootstrap,
             critic=critic,
             critic_lr=critic_lr,
+            critic_epochs=critic_epochs,
             critic_deepspeed=critic_deepspeed,
             critic_warmup_steps=critic_warmup_steps,
             vf_loss_coeff=vf_loss_coeff,
@@ -91,12 +101,13 @@ class PPOConfig(PolicyGradientConfig):
         super().training(**kwargs)
         return self
 
+    @override(PolicyGradientConfig)
     def validate(self) -> None:
         super().validate()
         if self.in_evaluation:
             return
-        self._check_one_of(critic=("separate", "shared"), gae_per=("token", "turn"))
-        self._check_at_least(gamma=0, lambda_=0, critic_lr=0, critic_warmup_steps=0, vf_loss_coeff=0)
+        self._check_one_of(critic=("separate", "shared"), gae_per=("token", "turn"), bootstrap=("never", "truncated"))
+        self._check_at_least(gamma=0, lambda_=0, critic_lr=0, critic_epochs=1, critic_warmup_steps=0, vf_loss_coeff=0)
         for name in ("gamma", "lambda_"):
             if getattr(self, name) > 1:
                 raise ConfigError(f"PPOConfig: {name} must be at most 1; got {getattr(self, name)!r}.")
@@ -112,9 +123,25 @@ class PPOConfig(PolicyGradientConfig):
                     "must not be a policy's. Rename that policy."
                 )
 
+    @property
+    @override(PolicyGradientConfig)
+    def max_tokens_to_bootstrap(self) -> int | None:
+        return self.max_model_len if self.bootstrap == "truncated" else None
+
+    @property
+    @override(PolicyGradientConfig)
+    def scores_for_advantage(self) -> list[str]:
+        return [*super().scores_for_advantage, "value"]
+
+    @override(PolicyGradientConfig)
+    def get_default_learner_class(self) -> type[PPOLearner]:
+        return PPOLearner
+
+    @override(PolicyGradientConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         return RLModuleSpec(module_class=ActorCriticModule if self.critic == "shared" else LLMModule)
 
+    @override(PolicyGradientConfig)
     def get_multi_rl_module_spec(self, *, inference_only: bool = False, **kwargs: Any) -> MultiRLModuleSpec:
         """Return RLlib's specification and, for learners, a critic beside every policy that is trained."""
         spec = super().get_multi_rl_module_spec(inference_only=inference_only, **kwargs)
@@ -140,26 +167,25 @@ class PPOConfig(PolicyGradientConfig):
 
 
 class PPOLearner(PolicyLearner):
-    """The clipped surrogate with whitened GAE advantages, and a critic that learns the returns.
+    """The clipped surrogate, and a critic that learns the returns.
 
-    Metrics under `learners/<policy>/` beside those of `PolicyLearner`: `vf_loss`; `value_mean` and `explained_variance`
-    (of the values before the update, against their targets); `critic_gradient_norm` where the critic is separate.
+    Metrics under `learners/<policy>/` beside those of `PolicyLearner`: `vf_loss`; `critic_gradient_norm` where the
+    critic is separate; and the algorithm's `value_mean` and `explained_variance` (of the values before the update,
+    against their targets).
     """
 
-    MEAN_STATS = (*PolicyLearner.MEAN_STATS, "vf_loss", "value_mean")
+    MEAN_STATS = (*PolicyLearner.MEAN_STATS, "vf_loss")
 
+    @override(PolicyLearner)
     def build(self) -> None:
+        self._weight_decays: dict[str, list[float]] = {}
         super().build()
-        self._weight_decays = {
-            module_id: [group.get("weight_decay", 0.0) for group in engine.basic_optimizer.param_groups]
-            for module_id, engine in self.engines.items()
-        }
+        for module_id, engine in self.engines.items():
+            self._weight_decays[module_id] = [group["weight_decay"] for group in engine.basic_optimizer.param_groups]
 
-    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        super().before_gradient_based_update(timesteps=timesteps)
-        self.is_warming_up = timesteps.get(TRAINING_ITERATION, 0) < self.config.critic_warmup_steps
-
-    # --- the critic's module and engine ---
+    @property
+    def is_warming_up(self) -> bool:
+        return self.train_step < self.config.critic_warmup_steps
 
     @property
     def _has_separate_critic(self) -> bool:
@@ -171,14 +197,17 @@ class PPOLearner(PolicyLearner):
     def _is_critic(self, module_id: str) -> bool:
         return self.module[module_id].learner_only
 
+    @override(PolicyLearner)
     def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
         if self._is_critic(module_id):
             module_id = module_id.removesuffix(CRITIC_SUFFIX)
         return super().should_module_be_updated(module_id, multi_agent_batch)
 
+    @override(PolicyLearner)
     def learning_rate(self, module_id: str) -> float:
         return self.config.critic_lr if self._is_critic(module_id) else super().learning_rate(module_id)
 
+    @override(PolicyLearner)
     def deepspeed_options(self, module_id: str) -> Mapping[str, Any]:
         options = super().deepspeed_options(module_id)
         if not self._is_critic(module_id):
@@ -186,20 +215,22 @@ class PPOLearner(PolicyLearner):
         common = {key: value for key, value in options.items() if key not in ("optimizer", "scheduler")}
         return merge(common, self.config.critic_deepspeed)
 
-    def modules_to_step(self, module_id: str) -> list[str]:
-        critic_id = self._critic_of(module_id)
-        return [critic_id] if self.is_warming_up else list(dict.fromkeys([module_id, critic_id]))
+    @override(PolicyLearner)
+    def passes(self, module_id: str) -> dict[str, int]:
+        if not self._has_separate_critic:
+            return super().passes(module_id)
+        critic = {self._critic_of(module_id): self.config.critic_epochs}
+        return critic if self.is_warming_up else {**super().passes(module_id), **critic}
 
     # --- one train step ---
 
+    @override(PolicyLearner)
     def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
         if not self._has_separate_critic:
             self._hold_shared_policy(module_id, self.is_warming_up)
-        # The environment's last reply has no bound; what samplers could not have read, the critic need not.
-        metrics = super()._update_module(module_id, batch.cut(self.config.max_model_len))
+        metrics = super()._update_module(module_id, batch)
         if self.is_warming_up:
             self._num_policy_steps = 0  # a shared critic's steps, too, leave the samplers' weights as they are
-        metrics["explained_variance"] = self._explained_variance
         if self._has_separate_critic:
             metrics["critic_gradient_norm"] = self.mean_gradient_norm(self._critic_of(module_id))
         return metrics
@@ -211,37 +242,19 @@ class PPOLearner(PolicyLearner):
         for group, weight_decay in zip(groups, self._weight_decays[module_id], strict=True):
             group["weight_decay"] = 0.0 if is_held else weight_decay
 
-    def set_advantages(self, module_id: str, batch: Batch) -> None:
-        """Write advantages, and the values and targets that the critic is trained on."""
-        next_value_BT = self._next_values(module_id, batch)
-        value_BT = value_before(next_value_BT)
-        bootstrap_B = value_at_the_end(next_value_BT, batch.lengths)
-        advantage_BT, target_BT = gae(
-            batch.per_token["reward"],
-            value_BT,
-            batch.mask,
-            bootstrap_B.masked_fill(batch.per_sequence["is_terminated"], 0.0),
-            gamma=self.config.gamma,
-            lam=self.config.lambda_,
-            is_turn_end_BT=batch.per_token["is_turn_end"] if self.config.gae_per == "turn" else None,
-        )
-        batch.per_token["advantage"] = whiten(advantage_BT, batch.mask, all_reduce=self.sum_over_learners)
-        batch.per_token |= {"old_value": value_BT, "value_target": target_BT}
-        self.stats.add("value_mean", value_BT, batch.mask)
-        self._explained_variance = explained_variance(
-            value_BT, target_BT, batch.mask, all_reduce=self.sum_over_learners
-        )
-
-    def _next_values(self, module_id: str, batch: Batch) -> torch.Tensor:
-        critic_id = self._critic_of(module_id)
-        engine = self.engines[critic_id]
+    @override(PolicyLearner)
+    def score_forward(self, name: str, module_id: str) -> Forward:
+        if name != "value":
+            return super().score_forward(name, module_id)
+        engine = self.engines[self._critic_of(module_id)]
 
         def forward(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-            # An empty mask: a shared critic's policy need not compute any logits.
-            return engine({"tokens": inputs["tokens"], "mask": torch.zeros_like(inputs["mask"])})
+            out = engine({**inputs, "only_values": True})
+            return {"value": out["value"], "final_value": out["final_value"]}
 
-        return self.forward_per_token("next_value", critic_id, batch, forward)
+        return forward
 
+    @override(PolicyLearner)
     def compute_loss_for_module(
         self, *, module_id: str, config: Any, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]
     ) -> torch.Tensor:
@@ -255,15 +268,12 @@ class PPOLearner(PolicyLearner):
         return loss + self.config.vf_loss_coeff * self._value_loss(batch, fwd_out)
 
     def _value_loss(self, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = clipped_value_loss(
-            value_before(fwd_out["next_value"]),
-            batch["old_value"],
-            batch["value_target"],
-            batch["mask"],
-            clip=self.config.vf_clip,
-            num_tokens=batch["num_tokens"],
+        loss_BT = clipped_value_loss(
+            fwd_out["value"], batch["value"], batch["value_target"], batch["mask"], clip=self.config.vf_clip
         )
-        self.stats.add_loss("vf_loss", loss, batch["mask"], batch["num_tokens"])
+        counts = Counts(batch["num_tokens"], batch["num_sequences"], batch["num_episodes"])
+        loss = aggregate(loss_BT, batch["mask"], over="tokens", counts=counts)
+        self.add_step_means(vf_loss=loss)
         return loss
 
 
@@ -273,14 +283,27 @@ class PPO(PolicyGradient):
     config: PPOConfig
 
     @classmethod
+    @override(PolicyGradient)
     def get_default_config(cls) -> PPOConfig:
         return PPOConfig()
 
-    def update(self, data: EpisodeData) -> None:
-        results = self.learner_group.update(training_data=data, timesteps={TRAINING_ITERATION: self.training_iteration})
-        self.metrics.aggregate(results, key=LEARNER_RESULTS)
-
-
-def make_learner_connector(*_: Any, **__: Any) -> EpisodesToBatch:
-    """RLlib calls this with spaces and a device; token batches need neither."""
-    return EpisodesToBatch(has_final_observation=True)
+    @override(PolicyGradient)
+    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+        """Return whitened GAE advantages, and set the values' targets."""
+        config, mask_NK, value_NK = self.config, rollouts.mask_NK, rollouts.column("value")
+        never = config.bootstrap == "never"
+        advantage_NK, target_NK = gae(
+            rollouts.reward_NK,
+            value_NK,
+            mask_NK,
+            rollouts.final_value_N.masked_fill(rollouts.is_terminated_N | never, 0.0),
+            gamma=config.gamma,
+            lam=config.lambda_,
+            is_turn_end_BT=rollouts.column("is_turn_end") if config.gae_per == "turn" else None,
+        )
+        rollouts.set_column("value_target", target_NK)
+        rollouts.metrics = {
+            "value_mean": float(value_NK[mask_NK].mean()),
+            "explained_variance": explained_variance(value_NK, target_NK, mask_NK),
+        }
+        return whiten(advantage_NK, mask_NK)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import torch
 from ray.rllib.algorithms.algorithm_config import NotProvided
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import discounted_return, group_relative_advantage, whiten
-from rllm_gym.algorithms.group_method import GroupLearner, GroupMethod, GroupMethodConfig
-from rllm_gym.algorithms.policy_gradient import PolicyGradientConfig
+from rllm_gym.algorithms.policy_config import PolicyGradientConfig
+from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError
-from rllm_gym.learner.batch import Batch
+from rllm_gym.training.rollouts import Rollouts
 
 
-class ReinforcePPConfig(GroupMethodConfig):
+class ReinforcePPConfig(PolicyGradientConfig):
     """Configuration of REINFORCE++.
 
     Source: Hu et al. 2025, arXiv:2501.03262: `baseline="none"` is REINFORCE++ (k1 in the reward, one episode per task),
@@ -34,8 +33,9 @@ class ReinforcePPConfig(GroupMethodConfig):
         self.kl_kind = "k1"
         self.group_size = 1
         self.groups_per_step = 64
-        self.learners(learner_class=ReinforcePPLearner)
+        self.filter_groups = "off"  # what the batch is whitened over, all of it is trained on
 
+    @override(PolicyGradientConfig)
     def training(self, *, baseline: Literal["none", "group"] = NotProvided, **kwargs: Any) -> Self:
         """Set the method's own options.
 
@@ -46,21 +46,14 @@ class ReinforcePPConfig(GroupMethodConfig):
         super().training(**kwargs)
         return self
 
-    def get_default_learner_class(self) -> type[ReinforcePPLearner]:
-        return ReinforcePPLearner
-
     @property
-    def has_learner_advantages(self) -> bool:
-        return self.baseline == "none" or super().has_learner_advantages
+    @override(PolicyGradientConfig)
+    def _needs_group(self) -> bool:  # type: ignore[override]
+        return self.baseline == "group"
 
-    def group_advantage(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
-        return group_relative_advantage(return_N, group_N, normalize_std=False)
-
+    @override(PolicyGradientConfig)
     def validate(self) -> None:
-        if self.baseline == "group":
-            super().validate()
-        else:
-            PolicyGradientConfig.validate(self)
+        super().validate()
         if self.in_evaluation:
             return
         self._check_one_of(baseline=("none", "group"))
@@ -74,29 +67,20 @@ class ReinforcePPConfig(GroupMethodConfig):
             )
 
 
-class ReinforcePPLearner(GroupLearner):
-    """The clipped surrogate, with returns whitened over the sampled tokens of all learners."""
-
-    def set_advantages(self, module_id: str, batch: Batch) -> None:
-        if self.config.baseline == "group":
-            super().set_advantages(module_id, batch)
-            advantage_BT = batch.per_token["advantage"]
-        else:
-            advantage_BT = discounted_return(batch.per_token["reward"], batch.mask, gamma=self.config.gamma)
-        batch.per_token["advantage"] = whiten(advantage_BT, batch.mask, all_reduce=self.sum_over_learners)
-
-
-class ReinforcePP(GroupMethod):
+class ReinforcePP(PolicyGradient):
     """Samples episodes and reinforces each token by how its return compares with the whole batch's."""
 
+    config: ReinforcePPConfig
+
     @classmethod
+    @override(PolicyGradient)
     def get_default_config(cls) -> ReinforcePPConfig:
         return ReinforcePPConfig()
 
-    def compute_advantages(
-        self, streams: list[SingleAgentEpisode], group: list[int]
-    ) -> Sequence[float | Sequence[float] | None]:
-        """Return the group's part of the advantages; the learners whiten, over every episode."""
-        if self.config.has_learner_advantages:
-            return super().compute_advantages(streams, group)
-        return self.config.group_advantage(self.returns(streams), torch.tensor(group)).tolist()
+    @override(PolicyGradient)
+    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+        mask_NK = rollouts.mask_NK
+        if self.config.baseline == "group":
+            advantage_N = group_relative_advantage(rollouts.return_N, rollouts.group_N, normalize_std=False)
+            return whiten(advantage_N[:, None] * mask_NK, mask_NK)
+        return whiten(discounted_return(rollouts.reward_NK, mask_NK, gamma=self.config.gamma), mask_NK)

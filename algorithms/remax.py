@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import greedy_baseline_advantage
-from rllm_gym.algorithms.group_method import GroupLearner, without_empty_groups
-from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from rllm_gym.algorithms.policy_config import PolicyGradientConfig
+from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError
+from rllm_gym.training.rollouts import Rollouts
 from rllm_gym.types import TaskGroup
 
 
@@ -27,19 +26,8 @@ class ReMaxConfig(PolicyGradientConfig):
         super().__init__(algo_class=algo_class or ReMax)
         self.group_size = 1
         self.groups_per_step = 64
-        self.learners(learner_class=GroupLearner)
 
-    def get_default_learner_class(self) -> type[GroupLearner]:
-        return GroupLearner
-
-    @property
-    def is_kl_in_reward(self) -> bool:
-        return False
-
-    @property
-    def has_learner_advantages(self) -> bool:
-        return False
-
+    @override(PolicyGradientConfig)
     def validate(self) -> None:
         super().validate()
         if self.in_evaluation:
@@ -56,24 +44,25 @@ class ReMax(PolicyGradient):
     config: ReMaxConfig
 
     @classmethod
+    @override(PolicyGradient)
     def get_default_config(cls) -> ReMaxConfig:
         return ReMaxConfig()
 
-    def compute_advantages(self, streams: list[SingleAgentEpisode], group: list[int]) -> Sequence[float | None]:
-        """Return each stream's advantage; None where its group has none, or the greedy episode failed."""
-        task_of = {g: stream.custom_data["episode"].group for stream, g in zip(streams, group, strict=True)}
-        tasks = {task.key: g for g, task in task_of.items()}
-        greedy = [TaskGroup(task.key, task.item_id, 1, task.env_index) for task in task_of.values()]
-        played, _ = self.sample(greedy, max_episode_steps=self.max_episode_steps, greedy=True)
-        baseline = {tasks[episode.custom_data["episode"].group.key]: episode.get_return() for episode in played}
-        has_baseline = torch.tensor([g in baseline for g in group])
-        return_N = torch.tensor([stream.get_return() for stream in streams], dtype=torch.float64)
-        group_N = torch.tensor(group)
+    @override(PolicyGradient)
+    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+        """Return 0, too, where the greedy episode failed."""
+        group_N, return_N = rollouts.group_N, rollouts.return_N
+        group_of = {self.sampled.tasks[group].key: group for group in group_N.tolist()}
+        tasks = [self.sampled.tasks[group] for group in group_of.values()]
+        greedy = [TaskGroup(task.key, task.item_id, 1, task.env_index) for task in tasks]
+        played, _ = self.sample(greedy, max_episode_steps=self.horizons, greedy=True)
+        baseline = {group_of[e.group.key]: sum(stream.total_reward for stream in e.streams.values()) for e in played}
+        has_baseline_N = torch.tensor([group in baseline for group in group_N.tolist()])
         advantage_N = torch.zeros_like(return_N)
-        advantage_N[has_baseline] = greedy_baseline_advantage(
-            return_N[has_baseline],
-            group_N[has_baseline],
+        advantage_N[has_baseline_N] = greedy_baseline_advantage(
+            return_N[has_baseline_N],
+            group_N[has_baseline_N],
             torch.tensor(list(baseline.values()), dtype=torch.float64),
             torch.tensor(list(baseline), dtype=group_N.dtype),
         )
-        return without_empty_groups(advantage_N, group_N)
+        return advantage_N

@@ -81,7 +81,7 @@ def build_learner(setting: Setting, episodes: list[Sampled]) -> Update:
     from ray.rllib.utils.spaces.repeated import Repeated
 
     from rllm_gym.algorithms.grpo import GRPOConfig
-    from rllm_gym.learner.connectors import ADVANTAGE, EpisodeData
+    from rllm_gym.learner.batch import ADVANTAGE, EpisodeData
     from rllm_gym.learner.rl_module import LLMModule
 
     config = (

@@ -25,6 +25,10 @@ class ChatTemplateError(ConfigError):
     """A chat template cannot be used for token-level episodes."""
 
 
+class NonFiniteError(RllmGymError):
+    """A loss, a gradient or a weight is NaN or infinite; the message names the train step."""
+
+
 class TooManyFailedEpisodesError(RllmGymError):
     """More than `max_failed_fraction` of a train step's episodes failed; carries the first error's text."""
 

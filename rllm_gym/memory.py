@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import psutil
 
-
-def give_back_freed_memory() -> None:
-    """Return the C heap's free pages to the system: sequences of ever new lengths fragment it, train step by step."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
+# Returns the C heap's free pages to the system: sequences of ever new lengths fragment it, train step by step. A call
+# without effect where the C library has no such function (glibc has it).
+give_back_freed_memory: Callable[[], Any] = functools.partial(getattr(ctypes.CDLL(None), "malloc_trim", int), 0)
 
 
 def process_tree_bytes(*, with_root: bool = True) -> int:

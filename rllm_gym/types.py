@@ -1,8 +1,8 @@
-"""The records that flow through the house: task group -> completion -> turn -> stream -> episode."""
+"""The records that flow through the house: task group -> completion -> turn -> stream -> episode -> sample."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ Logps = npt.NDArray[np.float32]  # shape [T], natural logarithms
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 AGENT = "agent"  # the agent's name in an environment that has only one
+DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Turn:
     """One completion, and what the environment had added before it.
 
     `env_step` counts the environment's steps before this action, so that turns of several agents can be put in order.
+    `is_invalid_action` is what the environment's info says of the action; `is_trained` is False where a recorded turn
+    is only context.
     """
 
     observation_ids: TokenIds
@@ -104,6 +107,8 @@ class Turn:
     env_step: int
     reward: float = 0.0
     num_cached_tokens: int = 0
+    is_invalid_action: bool = False
+    is_trained: bool = True
 
 
 @dataclass
@@ -168,17 +173,115 @@ class EpisodeGroup:
     failed: list[Episode]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Sample:
-    """One trainable sequence of an offline method.
+    """One trainable sequence: what one agent has read and written in one context of one episode.
+
+    This is the one record between episodes and token batches, for online and offline methods alike. Three turns, of
+    which the first earned 0.5 and the last 1 (P prompt, a sampled token, E the environment's reply), sampled while the
+    weights were synced for the fourth time:
+
+        tokens          P   P  a0  a0  E1  a1  E2  a2  a2
+        weight          0   0   1   1   0   1   0   1   1
+        old_logp        0   0 -.1 -.7   0 -.2   0 -.3 -.1
+        reward          0   0   0  .5   0   0   0   0   1
+        is_turn_end     0   0   0   1   0   1   0   0   1
+        policy_version -1  -1   3   3  -1   3  -1   4   4
+        advantage       0   0  .9  .9   0  .9   0  .9   .9    # None until it is computed
+
+    An episode gives several samples where it has several agents (`agent`) and where a context was rewritten on the way
+    (`part`). The parts of one agent share its return, the value after a part is the value before the next part's first
+    sampled token, and the samples of an episode are never dealt to different learners.
 
     Args:
-        token_ids: int64 [T].
-        weights: float32 [T], how much each token counts in the loss; 0 is not trained.
+        tokens: int64 [T].
+        weight: float32 [T], how much each token counts in the loss; 0 is not trained. Sampled tokens have 1.
+        old_logp: float32 [T], the sampler's log-probability of each sampled token.
+        reward: float32 [T], a turn's reward, at the turn's last token.
+        is_turn_end: bool [T], True there.
+        policy_version: int64 [T], that each token was sampled with; -1 where it was not sampled.
+        advantage, trainer_logp, ref_logp, value: float32 [T], what the driver computes, and what the learners score:
+            log-probabilities under the weights before the update and under the reference, and the critic's value before
+            each sampled token. None where a method needs none.
+        value_target: float32 [T], what the critic learns.
+        final_value: the critic's value after the last token, for what bootstraps from it.
+        group: samples of one group (one agent's, of one task) are compared with each other.
+        pair: of the two samples of a preference pair; -1 for none. `is_chosen` tells them apart, and `ref_logp_sum` is
+            the log-probability of all tokens under the frozen reference.
+        episode: names the episode among those of a train step; "" for a sample that stands for itself.
+        part: counts the contexts of one agent's episode.
+        agent, module: who acted, and which RLModule is trained on it.
+        is_terminated: the environment ended the episode, as opposed to a horizon or a full context.
+        is_overlong: the episode ended because its context was full.
+        is_success: the environment said so.
     """
 
-    token_ids: TokenIds
-    weights: npt.NDArray[np.float32]
+    tokens: TokenIds
+    weight: npt.NDArray[np.float32]
+    old_logp: Logps | None = None
+    reward: npt.NDArray[np.float32] | None = None
+    is_turn_end: npt.NDArray[np.bool_] | None = None
+    policy_version: npt.NDArray[np.int64] | None = None
+    advantage: npt.NDArray[np.float32] | None = None
+    trainer_logp: Logps | None = None
+    ref_logp: Logps | None = None
+    value: npt.NDArray[np.float32] | None = None
+    value_target: npt.NDArray[np.float32] | None = None
+    final_value: float = 0.0
+    group: int = 0
+    pair: int = -1
+    is_chosen: bool = False
+    ref_logp_sum: float = 0.0
+    episode: str = ""
+    part: int = 0
+    agent: str = AGENT
+    module: str = DEFAULT_MODULE
+    is_terminated: bool = True
+    is_overlong: bool = False
+    is_success: bool = False
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.tokens)
+
+    @classmethod
+    def of_turns(
+        cls,
+        turns: Iterable[Turn],
+        *,
+        observation_weight: float = 0.0,
+        final_observation_ids: TokenIds | None = None,
+        **labels: Any,
+    ) -> Sample:
+        """Return observation 0, action 0, observation 1, ..., last action, and perhaps the final observation.
+
+        Args:
+            turns: at least one. Those with `is_trained` False have weight 0.
+            observation_weight: how much the environment's tokens count in the loss.
+            final_observation_ids: appended with weight 0, for a critic to bootstrap from.
+            labels: fields such as `group` and `episode`.
+        """
+        parts: list[tuple[TokenIds, float, Logps | float, float, int]] = []  # ids, weight, logp, reward, version
+        for turn in turns:
+            parts.append((turn.observation_ids, observation_weight, 0.0, 0.0, -1))
+            parts.append((turn.action_ids, float(turn.is_trained), turn.logp, turn.reward, turn.policy_version))
+        if final_observation_ids is not None:
+            parts.append((final_observation_ids, 0.0, 0.0, 0.0, -1))
+        ends = np.cumsum([len(ids) for ids, *_ in parts])
+        num_tokens = int(ends[-1])
+        reward, is_turn_end = np.zeros(num_tokens, np.float32), np.zeros(num_tokens, np.bool_)
+        last_of_turn = ends[1::2][: len(parts) // 2] - 1
+        reward[last_of_turn] = [part[3] for part in parts[1::2]]
+        is_turn_end[last_of_turn] = True
+
+        def spread(column: int, dtype: type) -> Any:
+            return np.concatenate([np.broadcast_to(np.asarray(p[column], dtype), len(p[0])) for p in parts])
+
+        return cls(
+            tokens=np.concatenate([np.asarray(ids, np.int64) for ids, *_ in parts]),
+            weight=spread(1, np.float32),
+            old_logp=spread(2, np.float32),
+            reward=reward,
+            is_turn_end=is_turn_end,
+            policy_version=spread(4, np.int64),
+            **labels,
+        )

@@ -222,8 +222,7 @@ class ScalingInter(RLlibCallback):
     @staticmethod
     def _set_horizon(algorithm: Any) -> None:
         step, stages = algorithm.training_iteration, algorithm.horizon_stages
-        horizons = {
+        algorithm.max_episode_steps = {
             name: schedule.horizon(step, stages.get(name))
             for name, schedule in algorithm.config.horizon_schedules.items()
         }
-        algorithm.max_episode_steps = horizons if len(horizons) > 1 else next(iter(horizons.values()))

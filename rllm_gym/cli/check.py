@@ -117,7 +117,7 @@ def _stop_faults(experiment: Experiment) -> list[str]:
 
 
 def _unknown_result(name: str) -> str | None:
-    from rllm_gym.algorithms.metrics import episode_metrics
+    from rllm_gym.training.metrics import episode_metrics
 
     first, slash, rest = name.partition("/")
     if not slash:

@@ -1,10 +1,10 @@
-"""The trajectory store: every run appends its episodes; everything that learns from episodes reads them here."""
+"""Trajectories: every run appends its episodes; everything that learns from episodes reads them here."""
 
 from rllm_gym.data.conversations import Dialogue, read_dialogues
 from rllm_gym.data.pairs import best_and_worst, read_dialogue_pairs
 from rllm_gym.data.reader import list_shards, read_episodes
 from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord, TurnRecord, episode_of, records_of
-from rllm_gym.data.samples import EpochOrder, SampleFile
+from rllm_gym.data.sample_file import EpochOrder, SampleFile
 from rllm_gym.data.writer import TrajectoryWriter
 
 __all__ = [

@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, model_validator
 from pydantic_core import to_jsonable_python
 
-from rllm_gym.types import AGENT, Episode, Stream, TaskGroup, Turn
+from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
 # Goes up with every change of the fields below. A reader refuses versions that it does not know.
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
 
@@ -31,6 +31,9 @@ class TurnRecord(_Record):
         logp: log-probability of each id in `action_ids` under the distribution that it was sampled from; 0 where the
             action was not sampled (an expert's).
         env_step: environment steps before this action; puts the turns of several agents in order.
+        is_invalid_action: the environment could not act on it.
+        advantage: of each id in `action_ids`; None where none was computed.
+        trainer_logp: the trainer's log-probability of each before the update; None where it was not computed.
     """
 
     observation_ids: list[int]
@@ -39,11 +42,16 @@ class TurnRecord(_Record):
     reward: FiniteFloat
     policy_version: int
     env_step: int = 0
+    is_invalid_action: bool = False
+    advantage: list[FiniteFloat] | None = None
+    trainer_logp: list[FiniteFloat] | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        if len(self.logp) != len(self.action_ids):
-            raise ValueError(f"logp must be as long as action_ids ({len(self.action_ids)}); got {len(self.logp)}.")
+        for name in ("logp", "advantage", "trainer_logp"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.action_ids):
+                raise ValueError(f"{name} must be as long as action_ids ({len(self.action_ids)}); got {len(values)}.")
         return self
 
 
@@ -57,15 +65,13 @@ class EpisodeRecord(_Record):
         member: number of this episode in its group.
         train_step: None outside training.
         max_episode_steps: horizon in turns; None where there was none.
-        advantage: of step groups the mean over turns; None where the group was dropped or not trained on, and where the
-            learners compute one per token.
         timings: seconds.
         error: why the environment failed; set exactly where `end_reason` is `error`. Such an episode is never trained
             on.
         info: the last step's info, as far as it is JSON.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     env_id: str
     env_version: str = ""
     item_id: str | int | None = None
@@ -80,7 +86,6 @@ class EpisodeRecord(_Record):
     messages: list[dict[str, str]]
     turns: list[TurnRecord]
     final_observation_ids: list[int]
-    advantage: FiniteFloat | None = None
     timings: dict[str, FiniteFloat] = {}
     end_reason: EndReason
     seed: int
@@ -106,14 +111,14 @@ def records_of(
     env_version: str,
     train_step: int | None,
     max_episode_steps: int | None,
-    advantages: Mapping[str, float | None] | None = None,
+    samples: Mapping[str, Sequence[Sample]] | None = None,
 ) -> list[EpisodeRecord]:
     """Return one record per agent of an episode, finished or failed.
 
     An episode that failed before any agent acted gives one record without turns, so that its error is stored too.
 
     Args:
-        advantages: {agent_id: advantage}; agents that are missing have none.
+        samples: {agent_id: its samples in this episode}, for what was computed for their tokens.
 
     Raises:
         pydantic.ValidationError: a field breaks the schema, such as a log-probability that is not finite.
@@ -132,9 +137,8 @@ def records_of(
             train_step=train_step,
             max_episode_steps=max_episode_steps,
             messages=stream.messages,
-            turns=[_turn_record(turn) for turn in stream.turns],
+            turns=_turn_records(stream.turns, (samples or {}).get(stream.agent_id, [])),
             final_observation_ids=stream.final_observation_ids.tolist(),
-            advantage=None if advantages is None else _float_or_none(advantages.get(stream.agent_id)),
             timings={name: float(seconds) for name, seconds in episode.timings.items()},
             end_reason=episode.end_reason,  # type: ignore[arg-type]  # checked by the model
             seed=episode.seed,
@@ -159,7 +163,7 @@ def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
         first.seed,
         env_id=first.env_id,
         item_id=first.item_id,
-        streams={record.agent_id: _stream_of(record) for record in records if record.turns or record.error is None},
+        streams={record.agent_id: stream_of(record) for record in records if record.turns or record.error is None},
         end_reason=first.end_reason,
         error=first.error,
         info=infos[AGENT] if set(infos) == {AGENT} else infos,
@@ -168,7 +172,8 @@ def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
     )
 
 
-def _stream_of(record: EpisodeRecord) -> Stream:
+def stream_of(record: EpisodeRecord) -> Stream:
+    """Return the token stream that a record holds."""
     turns = [
         Turn(
             observation_ids=np.asarray(turn.observation_ids, np.int64),
@@ -177,6 +182,7 @@ def _stream_of(record: EpisodeRecord) -> Stream:
             policy_version=turn.policy_version,
             env_step=turn.env_step,
             reward=turn.reward,
+            is_invalid_action=turn.is_invalid_action,
         )
         for turn in record.turns
     ]
@@ -189,15 +195,33 @@ def _info_of(record: EpisodeRecord) -> dict[str, Any]:
     return {**record.info, **{key: value for key, value in known.items() if value is not None}}
 
 
-def _turn_record(turn: Turn) -> TurnRecord:
-    return TurnRecord(
-        observation_ids=turn.observation_ids.tolist(),
-        action_ids=turn.action_ids.tolist(),
-        logp=turn.logp.tolist(),
-        reward=float(turn.reward),
-        policy_version=turn.policy_version,
-        env_step=turn.env_step,
-    )
+def _turn_records(turns: Sequence[Turn], samples: Sequence[Sample]) -> list[TurnRecord]:
+    num_tokens = [len(turn.action_ids) for turn in turns]
+    parts = sorted(samples, key=lambda sample: sample.part)
+    columns = [_by_turn(parts, name, num_tokens) for name in ("advantage", "trainer_logp")]
+    return [
+        TurnRecord(
+            observation_ids=turn.observation_ids.tolist(),
+            action_ids=turn.action_ids.tolist(),
+            logp=turn.logp.tolist(),
+            reward=float(turn.reward),
+            policy_version=turn.policy_version,
+            env_step=turn.env_step,
+            is_invalid_action=turn.is_invalid_action,
+            advantage=advantage,
+            trainer_logp=trainer_logp,
+        )
+        for turn, advantage, trainer_logp in zip(turns, *columns, strict=True)
+    ]
+
+
+def _by_turn(parts: Sequence[Sample], name: str, num_tokens: Sequence[int]) -> list[list[float] | None]:
+    """Return a field at the sampled tokens of each turn; None for all where it was not computed."""
+    values = [getattr(part, name) for part in parts]
+    if not values or any(value is None for value in values):
+        return [None] * len(num_tokens)
+    flat = np.concatenate([value[part.weight != 0] for part, value in zip(parts, values, strict=True)])
+    return [of_turn.tolist() for of_turn in np.split(flat, np.cumsum(num_tokens)[:-1])]
 
 
 def _agent_info(episode: Episode, agent_id: str) -> dict[str, Any]:
@@ -225,7 +249,3 @@ def _number(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(type(value))
-
-
-def _float_or_none(value: float | None) -> float | None:
-    return None if value is None else float(value)

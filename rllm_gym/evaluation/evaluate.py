@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.algorithms.metrics import is_success
 from rllm_gym.errors import ConfigError
+from rllm_gym.training.metrics import is_success
 from rllm_gym.types import Episode
 
 CONFIDENCE = 0.95

@@ -1,42 +1,58 @@
-"""A module's padded token batch on a learner, and how it is cut into minibatches and micro-batches."""
+"""From samples to token batches: dealt to learners, collated, cut into minibatches, packed into micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.utils.annotations import override
 
-if TYPE_CHECKING:
-    from rllm_gym.learner.packing import Packing
+from rllm_gym.types import Sample
+
+# Columns of a batch by the field of `Sample`; one that a sample lacks (None) is left out for all.
+PER_TOKEN = {
+    "weight": torch.float32,
+    "old_logp": torch.float32,
+    "advantage": torch.float32,
+    "trainer_logp": torch.float32,
+    "ref_logp": torch.float32,
+    "value": torch.float32,
+    "value_target": torch.float32,
+}
+PER_SAMPLE = {"pair": torch.long, "is_chosen": torch.bool, "ref_logp_sum": torch.float32}
 
 
 @dataclass
 class Batch:
-    """Sequences of one train step, padded on the right.
+    """Samples of one train step and one module, padded on the right.
 
-    `tokens` int64, `mask` bool (True at sampled tokens) and every tensor in `per_token` are [B, T]; `lengths` int64 and
-    every tensor in `per_sequence` are [B].
+    `tokens` int64, `mask` bool (True at tokens with a weight) and every tensor in `per_token` are [B, T]; `lengths`
+    int64, `episode` int64 (numbers the episodes) and every tensor in `per_sample` are [B].
     """
 
     tokens: torch.Tensor
     mask: torch.Tensor
     lengths: torch.Tensor
+    episode: torch.Tensor
     per_token: dict[str, torch.Tensor] = field(default_factory=dict)
-    per_sequence: dict[str, torch.Tensor] = field(default_factory=dict)
+    per_sample: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def from_mapping(cls, tensors: Mapping[str, torch.Tensor], device: Any = None) -> Batch:
-        """Read what the learner connector made."""
+        """Read what `collate` made, and RLlib has carried."""
         moved = {name: value.to(device) for name, value in tensors.items()}
-        tokens, mask, lengths = moved.pop("tokens"), moved.pop("mask"), moved.pop("length")
+        tokens, mask, lengths, episode = (moved.pop(name) for name in ("tokens", "mask", "lengths", "episode"))
         return cls(
             tokens=tokens,
             mask=mask.bool(),
             lengths=lengths,
+            episode=episode,
             per_token={name: value for name, value in moved.items() if value.dim() == 2},
-            per_sequence={name: value for name, value in moved.items() if value.dim() == 1},
+            per_sample={name: value for name, value in moved.items() if value.dim() == 1},
         )
 
     def select(self, rows: torch.Tensor) -> Batch:
@@ -46,22 +62,13 @@ class Batch:
             tokens=self.tokens[rows, :width],
             mask=self.mask[rows, :width],
             lengths=self.lengths[rows],
+            episode=self.episode[rows],
             per_token={name: value[rows, :width] for name, value in self.per_token.items()},
-            per_sequence={name: value[rows] for name, value in self.per_sequence.items()},
-        )
-
-    def cut(self, width: int) -> Batch:
-        """Return the batch without what lies beyond the first `width` tokens."""
-        return Batch(
-            tokens=self.tokens[:, :width],
-            mask=self.mask[:, :width],
-            lengths=self.lengths.clamp(max=width),
-            per_token={name: value[:, :width] for name, value in self.per_token.items()},
-            per_sequence=self.per_sequence,
+            per_sample={name: value[rows] for name, value in self.per_sample.items()},
         )
 
     def minibatches(self, count: int) -> Iterator[Batch]:
-        """Deal the sequences to `count` minibatches of about equal length; rows are sorted by length, so by strides."""
+        """Deal the rows to `count` minibatches of about equal length: by strides, for rows are sorted by length."""
         if count == 1:
             yield self
             return
@@ -70,13 +77,150 @@ class Batch:
             yield self.select(torch.tensor([row for unit in units[k::count] for row in unit], dtype=torch.long))
 
     def units(self) -> list[list[int]]:
-        """Return the rows that no cut may part: those of a `pair`, where there are pairs, else each row by itself."""
-        if "pair" not in self.per_sequence:
-            return [[row] for row in range(len(self.lengths))]
+        """Return the rows that no minibatch may part: those of one episode, or of one pair."""
         units: dict[int, list[int]] = {}
-        for row, pair in enumerate(self.per_sequence["pair"].tolist()):
-            units.setdefault(pair, []).append(row)
+        for row, episode in enumerate(self.episode.tolist()):
+            units.setdefault(episode, []).append(row)
         return list(units.values())
+
+    def counts(self) -> torch.Tensor:
+        """Return float64 [3]: the tokens with a weight, and the rows and episodes that have any."""
+        has_token_B = self.mask.any(1)
+        num_episodes = len(self.episode[has_token_B].unique())
+        return torch.tensor([self.mask.sum(), has_token_B.sum(), num_episodes], dtype=torch.float64)
+
+
+def unit_of(sample: Sample, number: int) -> Any:
+    """Return what samples share that must stay together: an episode's contexts and agents, the two of a pair."""
+    return sample.episode or (sample.pair if sample.pair >= 0 else (number,))
+
+
+def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """Pad samples on the right, shortest first, so that micro-batches of neighbours waste little.
+
+    Returns:
+        `tokens`, `mask`, `lengths`, `episode` and the columns of `PER_TOKEN` and `PER_SAMPLE`, see `Batch`; `index`,
+        where in `samples` each row was; `episode_tokens`, how many tokens with a weight its whole episode has. Without
+        samples one row whose mask is empty, so that a learner without data takes part in collective operations.
+    """
+    numbers: dict[Any, int] = {}
+    units = [numbers.setdefault(unit_of(sample, k), len(numbers)) for k, sample in enumerate(samples)]
+    if not samples:
+        filler = {name: torch.zeros(1, 2, dtype=dtype) for name, dtype in PER_TOKEN.items()}
+        filler |= {name: torch.zeros(1, dtype=dtype) for name, dtype in PER_SAMPLE.items()}
+        tokens, one = torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+        filler |= {"tokens": tokens, "mask": tokens.bool(), "lengths": one + 2, "episode": one, "index": one}
+        return filler | {"episode_tokens": one.float()}
+    # By the unit's longest sample: its rows stay together and in their order.
+    longest = [0] * len(numbers)
+    for unit, sample in zip(units, samples, strict=True):
+        longest[unit] = max(longest[unit], len(sample.tokens))
+    order = sorted(range(len(samples)), key=lambda k: (longest[units[k]], units[k]))
+    rows = [samples[k] for k in order]
+    lengths = [len(row.tokens) for row in rows]
+    width = max(lengths)
+    out = {
+        "tokens": torch.zeros(len(rows), width, dtype=torch.long),
+        "lengths": torch.tensor(lengths),
+        "episode": torch.tensor([units[k] for k in order]),
+    }
+    columns = {"tokens": torch.long} | {
+        name: dtype for name, dtype in PER_TOKEN.items() if all(getattr(row, name) is not None for row in rows)
+    }
+    for name, dtype in columns.items():
+        out[name] = torch.zeros(len(rows), width, dtype=dtype)
+        for k, row in enumerate(rows):
+            out[name][k, : lengths[k]] = torch.as_tensor(getattr(row, name), dtype=dtype)
+    for name, dtype in PER_SAMPLE.items():
+        out[name] = torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+    out["weight"][:, 0] = 0.0  # nothing comes before the first token to predict it from
+    out["mask"] = out["weight"] != 0
+    out["index"] = torch.tensor(order)
+    num_tokens_E = torch.zeros(len(numbers)).index_add(0, out["episode"], out["mask"].sum(1).float())
+    out["episode_tokens"] = num_tokens_E[out["episode"]]
+    return out
+
+
+@dataclass
+class SampleData(TrainingData):
+    """Samples under RLlib's name `episodes`. RLlib's own sharding would cut them; here each learner gets whole ones."""
+
+    @override(TrainingData)
+    def shard(
+        self, num_shards: int, len_lookback_buffer: int | None = None, **kwargs: Any
+    ) -> list[tuple[TrainingData, dict]]:
+        samples = self.episodes or []
+        return [
+            (TrainingData(episodes=[samples[k] for k in indices]), {"num_total_minibatches": 0})
+            for indices in deal(samples, num_shards)
+        ]
+
+
+def deal(samples: Sequence[Sample], num_shards: int) -> list[list[int]]:
+    """Return which samples go to which learner: about as many tokens to each, and never a unit to two of them.
+
+    A unit are the samples of one episode, or of one pair.
+    """
+    units: dict[Any, list[int]] = {}
+    for k, sample in enumerate(samples):
+        units.setdefault(unit_of(sample, k), []).append(k)
+    by_size = sorted(units.values(), key=lambda unit: -sum(len(samples[k].tokens) for k in unit))
+    return [[k for unit in by_size[shard::num_shards] for k in unit] for shard in range(num_shards)]
+
+
+class SamplesToBatch(ConnectorV2):
+    """The learner connector: collates the samples of each module."""
+
+    @override(ConnectorV2)
+    def __call__(
+        self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Sample], **kwargs: Any
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        return {
+            module_id: collate([sample for sample in episodes if sample.module == module_id])
+            for module_id, module in rl_module.items()
+            if not module.learner_only
+        }
+
+
+def make_learner_connector(*_: Any, **__: Any) -> SamplesToBatch:
+    """RLlib calls this with spaces and a device; token batches need neither."""
+    return SamplesToBatch()
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the tokens of a padded [B, T] batch stand in rows [R, W] that hold several sequences each.
+
+    A model that is given no attention mask takes positions that begin anew for the border between two sequences: no
+    token attends to another sequence, and every one has the position that it has alone.
+
+    Args:
+        row, start: int64 [B], the row of each sequence and where in it the sequence begins.
+        lengths: int64 [B].
+        num_rows, width: R and W.
+    """
+
+    row: torch.Tensor
+    start: torch.Tensor
+    lengths: torch.Tensor
+    num_rows: int
+    width: int
+
+    def place(self, sequence_N: torch.Tensor, column_N: torch.Tensor) -> torch.Tensor:
+        """Return where in the flattened rows the tokens (sequence, column) are, int64 [N]."""
+        return (self.row * self.width + self.start)[sequence_N] + column_N
+
+    def pack(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and positions, int64 [R, W]; the empty end of a row is a sequence of its own."""
+        column_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        sequence_N, column_N = (column_T < self.lengths[:, None]).nonzero(as_tuple=True)
+        place_N = self.place(sequence_N, column_N)
+        tokens_P = tokens_BT.new_zeros(self.num_rows * self.width)
+        tokens_P[place_N] = tokens_BT[sequence_N, column_N]
+        end_R = column_T.new_zeros(self.num_rows).scatter_reduce(0, self.row, self.start + self.lengths, "amax")
+        position_P = (torch.arange(self.width, device=tokens_BT.device) - end_R[:, None]).flatten()
+        position_P[place_N] = column_N
+        return tokens_P.view(self.num_rows, -1), position_P.view(self.num_rows, -1)
 
 
 @dataclass
@@ -85,9 +229,9 @@ class MicroBatch:
 
     batch: Batch
     rows: torch.Tensor
+    packing: Packing | None = None
     is_filler: bool = False
     num_chunks: int = 1
-    packing: Packing | None = None
 
     @classmethod
     def filler(cls, batch: Batch) -> MicroBatch:
@@ -95,37 +239,91 @@ class MicroBatch:
         empty = Batch(
             tokens=tokens,
             mask=torch.zeros_like(tokens, dtype=torch.bool),
-            lengths=torch.tensor([2]),
+            lengths=torch.tensor([2], device=tokens.device),
+            episode=torch.tensor([0], device=tokens.device),
             per_token={name: value.new_zeros(1, 2) for name, value in batch.per_token.items()},
-            per_sequence={name: value.new_zeros(1) for name, value in batch.per_sequence.items()},
+            per_sample={name: value.new_zeros(1) for name, value in batch.per_sample.items()},
         )
         return cls(empty, torch.zeros(0, dtype=torch.long), is_filler=True)
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """What modules read; see `LLMModule`."""
+        inputs = {"tokens": self.batch.tokens, "mask": self.batch.mask, "lengths": self.batch.lengths}
+        return {**inputs, "num_chunks": self.num_chunks, "packing": self.packing}
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What losses read."""
+        return {"tokens": self.batch.tokens, "mask": self.batch.mask, **self.batch.per_token, **self.batch.per_sample}
+
+    def rows_of(self, out: Mapping[str, torch.Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield each row's sample (see `index` in `collate`) and its part of outputs: float32 [T], or a float."""
+        for row in range(0 if self.is_filler else len(self.rows)):
+            length = int(self.batch.lengths[row])
+            yield (
+                int(self.batch.per_sample["index"][row]),
+                {
+                    name: value[row, :length].cpu().numpy().copy() if value.dim() > 1 else float(value[row])
+                    for name, value in out.items()
+                },
+            )
 
     def with_chunks(self, num_chunks: int) -> MicroBatch:
         return replace(self, num_chunks=num_chunks)
 
-    @property
-    def num_sampled_tokens(self) -> int:
-        return int(self.batch.mask.sum())
 
-    @property
-    def model_inputs(self) -> dict[str, Any]:
-        inputs = {"tokens": self.batch.tokens, "mask": self.batch.mask, "num_chunks": self.num_chunks}
-        return inputs if self.packing is None else {**inputs, "packing": self.packing}
+class _Rows:
+    """Rows of a fixed width that are filled first fit; with `is_packed` False a row holds one sequence."""
 
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {"tokens": self.batch.tokens, "mask": self.batch.mask, **self.batch.per_token, **self.batch.per_sequence}
+    def __init__(self, width: int, most: int, *, is_packed: bool) -> None:
+        self._width, self._most, self._is_packed = width, most, is_packed
+        self._room: list[int] = []  # what is left of each row
+        self._places: list[tuple[int, int]] = []  # a row, and where in it a sequence begins
+
+    def place(self, lengths: Sequence[int]) -> bool:
+        """Place sequences if all of them fit, or if there is nothing here yet; return whether they were placed."""
+        room, places = list(self._room), []
+        for length in lengths:
+            row = next((k for k, left in enumerate(room) if left >= length), len(room))
+            if row == len(room):
+                room.append(self._width)
+            places.append((row, self._width - room[row]))
+            room[row] = room[row] - length if self._is_packed else 0
+        if len(room) > self._most and self._room:
+            return False
+        self._room = room
+        self._places += places
+        return True
+
+    def packing(self, lengths_B: torch.Tensor) -> Packing | None:
+        """Return where all the sequences are; None if each has a row to itself."""
+        if len(self._room) == len(self._places):
+            return None
+        row_B, start_B = torch.tensor(self._places, device=lengths_B.device).unbind(1)
+        return Packing(row_B, start_B, lengths_B, len(self._room), self._width)
 
 
-def split_into_micro_batches(batch: Batch, tokens_per_micro_batch: int) -> list[MicroBatch]:
-    """Cut a batch into rows of similar length whose padded size is within the budget (one row may exceed it)."""
-    order = torch.argsort(batch.lengths, stable=True)
-    parts: list[list[int]] = []
-    for row in order.tolist():
-        longest = int(batch.lengths[row])  # rows come in order of length
-        if parts and (len(parts[-1]) + 1) * longest <= tokens_per_micro_batch:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
-    return [MicroBatch(batch.select(torch.tensor(rows)), torch.tensor(rows)) for rows in parts]
+def split_into_micro_batches(batch: Batch, tokens_per_micro_batch: int, *, is_packed: bool) -> list[MicroBatch]:
+    """Cut a batch so that the rows of each micro-batch are within the budget; pairs stay whole, even if one exceeds it.
+
+    Args:
+        is_packed: let rows hold several sequences; a row is as long as the micro-batch's longest sequence.
+    """
+    lengths = batch.lengths.tolist()
+    pairs = batch.per_sample.get("pair")
+    whole = batch.units() if pairs is not None and bool((pairs >= 0).any()) else [[row] for row in range(len(lengths))]
+    parts: list[tuple[list[int], _Rows]] = []
+    for unit in sorted(whole, key=lambda rows: -max(lengths[row] for row in rows)):
+        wanted = [lengths[row] for row in unit]
+        if not parts or not parts[-1][1].place(wanted):
+            width = max(wanted)
+            parts.append(([], _Rows(width, tokens_per_micro_batch // width, is_packed=is_packed)))
+            parts[-1][1].place(wanted)
+        parts[-1][0].extend(unit)
+    out = []
+    for rows, space in parts:
+        index = torch.tensor(rows)
+        selected = batch.select(index)
+        out.append(MicroBatch(selected, index, space.packing(selected.lengths)))
+    return out

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rllm_gym.learner.rl_module import LanguageModule, LLMModule, last_hidden_state, load_language_model
+from rllm_gym.learner.rl_module import HiddenStates, LanguageModule, LLMModule, load_language_model, read
 
 
 class CriticModule(LanguageModule):
@@ -27,16 +27,16 @@ class CriticModule(LanguageModule):
     def load(self, base_model: str, dtype: str) -> PreTrainedModel:
         return load_language_model(base_model, dtype).base_model
 
-    def _forward(self, batch: Mapping[str, torch.Tensor], **kwargs: Any) -> dict[str, torch.Tensor]:
+    def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Return the values.
 
         Args:
-            batch: `tokens` int64 [B, T], padded on the right.
+            batch: as `LLMModule` has it, and `lengths` int64 [B].
 
         Returns:
-            `next_value` float32 [B, T], see `next_value`.
+            `value` and `final_value`, see `values_of`.
         """
-        return {"next_value": next_value(self.value_head, last_hidden_state(self.bare_lm, batch["tokens"]))}
+        return values_of(self.value_head, read(self.bare_lm, batch), batch)
 
     _forward_train = _forward  # without the no_grad of RLlib's inference passes
 
@@ -47,7 +47,7 @@ class CriticModule(LanguageModule):
 class ActorCriticModule(LLMModule):
     """A policy with a value head on its own backbone; the head is neither synced to the samplers nor exported.
 
-    `forward_train` gives `next_value` beside the policy's outputs.
+    `forward_train` gives `value` and `final_value` beside the policy's outputs.
     """
 
     # Set by the learner while only the value head is to learn.
@@ -57,10 +57,14 @@ class ActorCriticModule(LLMModule):
         super().setup()
         self.value_head = make_value_head(self.bare_lm)
 
-    def _outputs(self, hidden_BTH: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        value_hidden_BTH = hidden_BTH.detach() if self.detaches_value else hidden_BTH
-        value = {"next_value": next_value(self.value_head, value_hidden_BTH)}
-        return super()._outputs(hidden_BTH, batch) | value
+    def _outputs(self, states: HiddenStates, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        def value_states(row_N: torch.Tensor, column_N: torch.Tensor) -> torch.Tensor:
+            hidden_NH = states(row_N, column_N)
+            return hidden_NH.detach() if self.detaches_value else hidden_NH
+
+        # Where only values are wanted, no logits are computed.
+        inputs = {**batch, "mask": torch.zeros_like(batch["mask"])} if batch.get("only_values") else batch
+        return super()._outputs(states, inputs) | values_of(self.value_head, value_states, batch)
 
 
 def make_value_head(lm: PreTrainedModel) -> torch.nn.Linear:
@@ -71,16 +75,20 @@ def make_value_head(lm: PreTrainedModel) -> torch.nn.Linear:
     return head
 
 
-def next_value(head: torch.nn.Linear, hidden_BTH: torch.Tensor) -> torch.Tensor:
-    """Return float32 [B, T]: the value of the text up to and including each token."""
-    return head(hidden_BTH).float()[..., 0]
+def values_of(head: torch.nn.Linear, states: HiddenStates, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the values of what the policy saw.
 
-
-def value_before(next_value_BT: torch.Tensor) -> torch.Tensor:
-    """Return float32 [B, T]: the value of the text before each token, which the policy saw; 0 at the first."""
-    return torch.nn.functional.pad(next_value_BT[:, :-1], (1, 0))
-
-
-def value_at_the_end(next_value_BT: torch.Tensor, length_B: torch.Tensor) -> torch.Tensor:
-    """Return float32 [B]: the value of the whole text."""
-    return next_value_BT.gather(1, length_B[:, None].to(next_value_BT.device) - 1)[:, 0]
+    Returns:
+        `value` float32 [B, T]: of the text before each sampled token, 0 elsewhere; `final_value` float32 [B]: of the
+        whole text.
+    """
+    mask_BT, length_B = batch["mask"], batch["lengths"]
+    row_N, column_N = mask_BT[:, 1:].nonzero(as_tuple=True)
+    row_B = torch.arange(len(length_B), device=mask_BT.device)
+    hidden_MH = states(torch.cat([row_N, row_B]), torch.cat([column_N, length_B.to(row_B.device) - 1]))
+    value_M = head(hidden_MH).float()[:, 0]
+    zero_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
+    return {
+        "value": zero_BT.index_put((row_N, column_N + 1), value_M[: len(row_N)]),
+        "final_value": value_M[len(row_N) :],
+    }

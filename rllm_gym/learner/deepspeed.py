@@ -6,20 +6,25 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from ray.rllib.core import ALL_MODULES, COMPONENT_RL_MODULE
+from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils import force_list
+from ray.rllib.utils.annotations import override
 
-from rllm_gym.errors import RllmGymError
-from rllm_gym.learner.batch import Batch, MicroBatch, split_into_micro_batches
-from rllm_gym.learner.logps import count_chunks, tokens_per_chunk
-from rllm_gym.learner.stats import TokenStats
+from rllm_gym.errors import NonFiniteError
+from rllm_gym.learner.batch import Batch, MicroBatch, collate, split_into_micro_batches
+from rllm_gym.learner.deepspeed_config import deepspeed_config
+from rllm_gym.learner.engine_files import load_engines, save_engines
+from rllm_gym.learner.module_checks import count_parameters, gradient_norm, packing_fault, weights_are_finite
+from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
 from rllm_gym.memory import give_back_freed_memory
+from rllm_gym.types import Sample
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for accelerators
@@ -28,45 +33,65 @@ import deepspeed
 # Its CPU build compiles for half a minute; gloo does the same work here.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-CHECKPOINT_TAG = "engine"
+Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
 
 
 class DeepSpeedLearner(TorchLearner):
     """Updates language models by token-budget micro-batches; subclasses give the loss (`compute_loss_for_module`).
 
-    The loss is normalised by the sampled tokens of the whole minibatch, over micro-batches and ranks, so that neither
-    their number nor their sizes change the gradient.
+    `compute_loss_for_module` gets a micro-batch's tensors ([B, T] and [B], see `rllm_gym.learner.batch`) and
+    `num_tokens`, `num_sequences`, `num_episodes`: what the whole minibatch holds over all micro-batches and ranks.
+    Losses are divided by these, so that neither the number nor the sizes of micro-batches change the gradient.
 
     Differs: from RLlib's TorchLearner: no DDP (DeepSpeed reduces gradients), one optimizer step per minibatch whatever
     the number of forward passes, metrics that are equal on all ranks.
     """
 
+    MEAN_STATS: tuple[str, ...] = ("loss",)
+    MAX_STATS: tuple[str, ...] = ()
+    LOSS_STAT = "loss"
+
     # --- building ---
 
+    @override(TorchLearner)
     def build(self) -> None:
         if self.config.num_learners == 0 and not dist.is_initialized():
             # RLlib starts no process group for a local learner, and DeepSpeed wants one.
             os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         os.environ.setdefault("LOCAL_RANK", "0")  # RLlib's remote learners set none, and DeepSpeed insists
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, self.config.num_learners)))
+        torch.set_num_threads(self.config.num_learner_threads)
         # RLlib's seeding makes torch also fill new memory, a tenth of an update here; nothing reads it unwritten.
         torch.utils.deterministic.fill_uninitialized_memory = False
         self.engines: dict[str, Any] = {}
+        self.num_skipped_steps: dict[str, int] = defaultdict(int)
+        self.train_step = 0
         super().build()
+        self.packing_fault = self._find_packing_fault()
         self._gather_weights()
 
+    def _find_packing_fault(self) -> str | None:
+        """Return why rows cannot hold several sequences, or None where they can, or shall not."""
+        if self.config.packing is False:
+            return "packing: false"
+        is_exact = self.config.dtype == "float32" and not any(e.torch_autocast_enabled() for e in self.engines.values())
+        faults = [packing_fault(self.engines[id_], is_exact=is_exact, device=self._device) for id_ in self.policy_ids]
+        return next((fault for fault in faults if fault), None)
+
+    @override(TorchLearner)
     def configure_optimizers(self) -> None:
         # Counted here, while the weights are whole: ZeRO-3 leaves parameters of size 0.
-        self._num_parameters = {module_id: _count_parameters(module) for module_id, module in self.module.items()}
+        self._num_parameters = {module_id: count_parameters(module) for module_id, module in self.module.items()}
         super().configure_optimizers()
 
+    @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
         if not self.should_module_be_updated(module_id):
             return  # frozen: no optimizer, no engine, whole weights everywhere
         module = self.module[module_id]
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        settings = self._deepspeed_config(module_id, sum(parameter.numel() for parameter in parameters))
+        num_parameters = sum(parameter.numel() for parameter in parameters)
+        settings = deepspeed_config(self.config, num_parameters, self.deepspeed_options(module_id))
         optimizer = None
         if "optimizer" not in settings:
             optimizer = torch.optim.AdamW(
@@ -84,171 +109,28 @@ class DeepSpeedLearner(TorchLearner):
         self.register_optimizer(module_id=module_id, optimizer=engine.basic_optimizer, params=parameters)
 
     def learning_rate(self, module_id: str) -> float:
-        """Return the rate of the module's optimizer."""
         return self.config.lr
 
     def deepspeed_options(self, module_id: str) -> Mapping[str, Any]:
         """Return what is merged over the generated DeepSpeed configuration of the module's engine."""
         return self.config.deepspeed
 
-    def _deepspeed_config(self, module_id: str, num_parameters: int) -> dict[str, Any]:
-        # On CPU the default bucket of 5e8 elements allocates 2 GB in every backward pass.
-        bucket = min(int(5e8), num_parameters + num_parameters % 2)  # it wants an even number
-        generated = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,  # the boundary is set by hand, see _step
-            "gradient_clipping": self.config.grad_clip or 0.0,
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            "bf16": {"enabled": self.config.dtype == "bfloat16"},
-            "fp16": {"enabled": self.config.dtype == "float16"},
-            "steps_per_print": 10**9,
-            "zero_optimization": {
-                "stage": self.config.zero_stage,
-                "reduce_bucket_size": bucket,
-                "allgather_bucket_size": bucket,
-            },
-        }
-        return merge(generated, self.deepspeed_options(module_id))
-
+    @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
         pass  # DeepSpeed reduces the gradients
-
-    # --- one train step ---
-
-    MEAN_STATS: tuple[str, ...] = ("policy_loss", "entropy")
-    MAX_STATS: tuple[str, ...] = ()
-    LOSS_STAT = "policy_loss"
-
-    def _uncompiled_update(
-        self, batch: Mapping[str, Mapping[str, torch.Tensor]], **kwargs: Any
-    ) -> tuple[dict, dict, dict]:
-        losses = {}
-        for module_id in self.policy_ids:  # the same order on all ranks
-            start = time.perf_counter()
-            module_batch = Batch.from_mapping(batch[module_id], self._device)
-            metrics = self._update_module(module_id, module_batch)
-            metrics["update_s"] = time.perf_counter() - start
-            self.metrics.log_dict({(module_id, name): value for name, value in metrics.items()}, window=1)
-            losses[module_id] = torch.tensor(metrics[self.LOSS_STAT])
-        self._gather_weights()
-        return {}, losses, {}
 
     @property
     def policy_ids(self) -> list[str]:
         """The modules that are trained and sample; what else is trained (critics) goes along with one of them."""
         return [module_id for module_id in self.engines if not self.module[module_id].learner_only]
 
-    def modules_to_step(self, module_id: str) -> list[str]:
-        """Return the modules that take an optimizer step on each of the policy's minibatches."""
-        return [module_id]
+    # --- one train step ---
 
-    def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
-        self.stats = TokenStats(self.MEAN_STATS, self.MAX_STATS)
-        self.prepare_batch(module_id, batch)
-        num_sampled, num_minibatches = 0.0, 0
-        self.gradient_norms: dict[str, list[float]] = defaultdict(list)
-        for _ in range(self.config.num_epochs):
-            for minibatch in batch.minibatches(self.config.num_minibatches):
-                num_tokens = self.all_reduce(minibatch.mask.sum().double(), dist.ReduceOp.SUM)
-                if (
-                    num_tokens == 0
-                ):  # nothing to learn from: even a zero gradient would move the weights, by Adam's momentum
-                    continue
-                self.is_first_step = num_minibatches == 0
-                num_sequences = self.all_reduce(minibatch.mask.any(-1).sum().double(), dist.ReduceOp.SUM)
-                for trained_id in self.modules_to_step(module_id):
-                    self.gradient_norms[trained_id].append(self._step(trained_id, minibatch, num_tokens, num_sequences))
-                num_sampled += num_tokens.item()
-                num_minibatches += 1
-        self._num_policy_steps += len(self.gradient_norms[module_id])
-        num_tokens = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item() if num_minibatches else 0.0
-        return self.stats.reduced(self.all_reduce) | {
-            "gradient_norm": self.mean_gradient_norm(module_id),
-            "num_optimizer_steps": float(len(self.gradient_norms[module_id])),
-            "num_sampled_tokens_trained": num_sampled / self.config.num_epochs,
-            "num_tokens_trained": num_tokens,
-        }
+    @override(Learner)
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        self.train_step = timesteps.get("train_step", self.train_step)
 
-    def mean_gradient_norm(self, module_id: str) -> float:
-        """Return the mean over the optimizer steps of the present update, before clipping; 0 without any."""
-        norms = self.gradient_norms[module_id]
-        return sum(norms) / max(1, len(norms))
-
-    def prepare_batch(self, module_id: str, batch: Batch) -> None:
-        """Add to the batch what must be computed with the weights as they are before the first step."""
-
-    def _step(self, module_id: str, minibatch: Batch, num_tokens: torch.Tensor, num_sequences: torch.Tensor) -> float:
-        """Take one optimizer step; returns the norm of the gradient before clipping.
-
-        Args:
-            num_tokens, num_sequences: sampled tokens, and sequences that have any, on all learners: what losses are
-                divided by.
-        """
-        engine = self.engines[module_id]
-        micro_batches = list(self.micro_batches(module_id, minibatch))
-        for number, micro_batch in enumerate(micro_batches):
-            engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
-            out = engine(micro_batch.model_inputs)
-            loss = self.compute_loss_for_module(
-                module_id=module_id,
-                config=self.config,
-                batch={**micro_batch.tensors, "num_tokens": num_tokens, "num_sequences": num_sequences},
-                fwd_out=out,
-            )
-            engine.backward(loss * _world_size(), scale_wrt_gas=False)  # DeepSpeed averages over ranks
-            if number == len(micro_batches) - 1 and self.config.zero_stage == 0:
-                # ZeRO-0 clips inside step() and keeps no norm unless the gradients are flattened for it.
-                norm = _gradient_norm(self.module[module_id])
-            engine.step()
-        if self.config.zero_stage != 0:
-            norm = engine.get_global_grad_norm()
-        return float(norm) if norm is not None and math.isfinite(float(norm)) else 0.0
-
-    def micro_batches(self, module_id: str, batch: Batch) -> Iterator[MicroBatch]:
-        """Cut a batch by the token budget; every rank gets equally many, the last ones perhaps empty."""
-        parts = self.split(batch)
-        count = int(self.all_reduce(torch.tensor(len(parts)), dist.ReduceOp.MAX))
-        parts += [MicroBatch.filler(batch)] * (count - len(parts))
-        chunk_tokens = tokens_per_chunk(self.module[module_id].lm.config.vocab_size)
-        chunks = torch.tensor([count_chunks(part.num_sampled_tokens, chunk_tokens) for part in parts])
-        for part, num_chunks in zip(parts, self.all_reduce(chunks, dist.ReduceOp.MAX).tolist(), strict=True):
-            yield part.with_chunks(num_chunks)
-
-    def split(self, batch: Batch) -> list[MicroBatch]:
-        """Cut a batch by the token budget, on this rank."""
-        return split_into_micro_batches(batch, self.config.tokens_per_micro_batch)
-
-    def forward_logps(self, module_id: str, batch: Batch, lm_forward: Any = None) -> torch.Tensor:
-        """Return log-probabilities [B, T] of a whole batch; see `forward_per_token`."""
-        return self.forward_per_token("logp", module_id, batch, lm_forward)
-
-    @torch.no_grad()
-    def forward_per_token(self, name: str, module_id: str, batch: Batch, forward: Any = None) -> torch.Tensor:
-        """Return an output [B, T] of a whole batch, by micro-batches, without gradients; 0 in the padding.
-
-        Args:
-            name: of the output.
-            forward: maps a micro-batch's model inputs to `{name: [b, t]}`; default: the module as it is.
-        """
-        forward = forward or self.engines[module_id]
-        out_BT = torch.zeros(batch.tokens.shape, dtype=torch.float32, device=batch.tokens.device)
-        for part in self.micro_batches(module_id, batch):
-            out = forward(part.model_inputs)[name]
-            if not part.is_filler:
-                out_BT[part.rows, : out.shape[1]] = out
-        return out_BT
-
-    @staticmethod
-    def all_reduce(value: torch.Tensor, op: Any) -> torch.Tensor:
-        """Return the value reduced over all learners (collective)."""
-        value = value.clone()
-        if _world_size() > 1:
-            if dist.get_backend() == "nccl":
-                value = value.cuda()
-            dist.all_reduce(value, op=op)
-        return value
-
+    @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Update; where no policy took a step, the weights that the samplers know are still the newest version."""
         self._num_policy_steps = 0
@@ -258,9 +140,202 @@ class DeepSpeedLearner(TorchLearner):
         give_back_freed_memory()
         return result
 
+    @override(TorchLearner)
+    def _uncompiled_update(
+        self, batch: Mapping[str, Mapping[str, torch.Tensor]], **kwargs: Any
+    ) -> tuple[dict, dict, dict]:
+        losses = {}
+        for module_id in self.policy_ids:  # the same order on all ranks
+            start = time.perf_counter()
+            metrics = self._update_module(module_id, Batch.from_mapping(batch[module_id], self._device))
+            metrics["update_s"] = time.perf_counter() - start
+            self.metrics.log_dict(metrics, key=module_id, window=1)
+            losses[module_id] = torch.tensor(metrics[self.LOSS_STAT])
+        self._gather_weights()
+        return {}, losses, {}
+
+    def passes(self, module_id: str) -> dict[str, int]:
+        """Return which modules take optimizer steps on the policy's batch, and in how many passes over it."""
+        return {module_id: self.config.num_epochs}
+
+    def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
+        self._start_statistics()
+        self.gradient_norms: dict[str, list[float]] = defaultdict(list)
+        num_tokens, *_ = self.all_reduce(batch.counts(), dist.ReduceOp.SUM).tolist()
+        # Nothing to learn from: even a gradient of zero would move the weights, by Adam's momentum.
+        for trained_id, num_epochs in self.passes(module_id).items() if num_tokens else ():
+            for _ in range(num_epochs):
+                for minibatch in batch.minibatches(self.config.num_minibatches):
+                    self._step(trained_id, minibatch)
+            self._check_weights(trained_id)
+        self._num_policy_steps += len(self.gradient_norms[module_id])
+        lengths = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item() if num_tokens else 0.0
+        return self._statistics() | {
+            "gradient_norm": self.mean_gradient_norm(module_id),
+            "num_optimizer_steps": float(len(self.gradient_norms[module_id])),
+            "num_skipped_steps": float(self.num_skipped_steps[module_id]),
+            "num_sampled_tokens_trained": num_tokens,
+            "num_tokens_trained": lengths,
+        }
+
+    def mean_gradient_norm(self, module_id: str) -> float:
+        """Return the mean over the optimizer steps of the present update, before clipping; 0 without any."""
+        norms = self.gradient_norms[module_id]
+        return sum(norms) / max(1, len(norms))
+
+    def _step(self, module_id: str, minibatch: Batch) -> None:
+        """Take one optimizer step, or discard its gradient if that is not finite (collective)."""
+        counts = self.all_reduce(minibatch.counts(), dist.ReduceOp.SUM)
+        if counts[0] == 0:
+            return
+        engine, is_finite = self.engines[module_id], True
+        self.is_first_step = not self.gradient_norms[module_id]
+        micro_batches = list(self.micro_batches(module_id, minibatch))
+        self.step_share = 1.0 / (len(micro_batches) * world_size())  # of a micro-batch in what a step sums up
+        for number, micro_batch in enumerate(micro_batches):
+            engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
+            loss = self._loss(module_id, micro_batch, counts, engine(micro_batch.model_inputs))
+            is_finite &= math.isfinite(loss.item())
+            engine.backward(loss * world_size(), scale_wrt_gas=False)  # DeepSpeed averages over ranks
+        is_finite = self.all_reduce(torch.tensor(float(is_finite)), dist.ReduceOp.MIN).item() > 0
+        # ZeRO-0 clips inside step() and keeps no norm unless the gradients are flattened for it.
+        norm = gradient_norm(self.module[module_id]) if self.config.zero_stage == 0 else None
+        if norm is not None and not (is_finite and math.isfinite(norm)):
+            engine.zero_grad()
+            self._count_skipped_step(module_id)
+            return
+        engine.step()
+        if getattr(engine.optimizer, "overflow", False):  # a sharded optimizer has looked, and discarded the gradient
+            self._count_skipped_step(module_id)
+            return
+        norm = engine.get_global_grad_norm() if norm is None else norm
+        self.gradient_norms[module_id].append(0.0 if norm is None else float(norm))
+
+    def _loss(self, module_id: str, part: MicroBatch, counts: torch.Tensor, out: Any) -> torch.Tensor:
+        names = ("num_tokens", "num_sequences", "num_episodes")
+        batch = {**part.tensors, **dict(zip(names, counts.to(part.batch.tokens.device), strict=True))}
+        return self.compute_loss_for_module(module_id=module_id, config=self.config, batch=batch, fwd_out=out)
+
+    def _count_skipped_step(self, module_id: str) -> None:
+        if self.config.dtype == "float16":
+            return  # its loss scale is found by such steps
+        self.num_skipped_steps[module_id] += 1
+        if self.num_skipped_steps[module_id] > self.config.skip_non_finite_steps:
+            raise self._non_finite("loss or gradient", module_id)
+
+    def _check_weights(self, module_id: str) -> None:
+        is_finite = torch.tensor(float(weights_are_finite(self.module[module_id])))
+        if not self.all_reduce(is_finite, dist.ReduceOp.MIN).item():
+            raise self._non_finite("weight", module_id)
+
+    def _non_finite(self, what: str, module_id: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"{type(self).__name__}: non-finite {what} of module {module_id!r} at train step {self.train_step}; "
+            f"{self.num_skipped_steps[module_id]} steps were skipped, skip_non_finite_steps is "
+            f"{self.config.skip_non_finite_steps}. Lower lr, or look at the rewards and log-probabilities."
+        )
+
+    def micro_batches(self, module_id: str, batch: Batch) -> Iterator[MicroBatch]:
+        """Cut a batch by the token budget; every rank gets equally many, the last ones perhaps empty."""
+        is_packed = self.packing_fault is None
+        parts = split_into_micro_batches(batch, self.config.tokens_per_micro_batch, is_packed=is_packed)
+        count = int(self.all_reduce(torch.tensor(len(parts)), dist.ReduceOp.MAX))
+        parts += [MicroBatch.filler(batch)] * (count - len(parts))
+        chunk_tokens = tokens_per_chunk(self.module[module_id].lm.config.vocab_size)
+        chunks = torch.tensor([count_chunks(int(part.batch.mask.sum()), chunk_tokens) for part in parts])
+        for part, num_chunks in zip(parts, self.all_reduce(chunks, dist.ReduceOp.MAX).tolist(), strict=True):
+            yield part.with_chunks(num_chunks)
+
+    # --- without learning ---
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample], shards: Sequence[Sequence[int]], names: Sequence[str]) -> list[tuple]:
+        """Compute fields of samples with the weights as they are (collective).
+
+        Args:
+            samples: all of them; this learner scores `shards[rank]`.
+            names: of the fields, see `score_forward`.
+
+        Returns:
+            (index of the sample, {name: float32 [T] or float}).
+        """
+        found: dict[int, dict[str, Any]] = {index: {} for index in shards[dist.get_rank()]}
+        for module_id in self.policy_ids:
+            mine = [index for index in found if samples[index].module == module_id]
+            batch = Batch.from_mapping(collate([samples[index] for index in mine]), self._device)
+            for name in names:
+                forward = self.score_forward(name, module_id)
+                # Cut as the update cuts, so that the first pass meets the same numbers.
+                for minibatch in batch.minibatches(self.config.num_minibatches):
+                    for part in self.micro_batches(module_id, minibatch):
+                        for row, fields in part.rows_of(forward(part.model_inputs)):
+                            if mine:  # else the row only keeps this learner in step
+                                found[mine[row]] |= fields
+        return list(found.items())
+
+    def score_forward(self, name: str, module_id: str) -> Forward:
+        """Return what computes a field of samples: model inputs -> {field: [b, t] or [b]}."""
+        if name != "trainer_logp":
+            raise ValueError(f"score: {type(self).__name__} cannot compute {name!r}.")
+        return lambda inputs: {name: self.engines[module_id](inputs)["logp"]}
+
+    @torch.no_grad()
+    def evaluate(self, samples: Sequence[Sample], shards: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Return the statistics of training on other samples, without learning from them (collective)."""
+        self._start_statistics()
+        self.is_first_step = True
+        for module_id in self.policy_ids:
+            mine = [samples[index] for index in shards[dist.get_rank()] if samples[index].module == module_id]
+            batch = Batch.from_mapping(collate(mine), self._device)
+            counts = self.all_reduce(batch.counts(), dist.ReduceOp.SUM)
+            parts = list(self.micro_batches(module_id, batch))
+            self.step_share = 1.0 / (len(parts) * world_size())
+            for part in parts:
+                self._loss(module_id, part, counts, self.engines[module_id](part.model_inputs))
+        return self._statistics()
+
+    # --- statistics of an update, over micro-batches and ranks ---
+
+    def _start_statistics(self) -> None:
+        self._sums = {name: torch.zeros(2, dtype=torch.float64) for name in self.MEAN_STATS}  # value, weight
+        self._maxima = {name: torch.zeros((), dtype=torch.float64) for name in self.MAX_STATS}
+
+    def add_means(self, mask: torch.Tensor, **values: torch.Tensor) -> None:
+        """Average values of the mask's shape over the elements under the mask."""
+        for name, value in values.items():
+            total = value.detach().masked_fill(~mask, 0.0).double().sum()
+            self._sums[name] += torch.tensor([float(total), float(mask.sum())], dtype=torch.float64)
+
+    def add_step_means(self, **values: torch.Tensor) -> None:
+        """Average over the optimizer steps what a step's micro-batches sum up to, such as losses."""
+        for name, value in values.items():
+            self._sums[name] += torch.tensor([float(value.detach()), self.step_share], dtype=torch.float64)
+
+    def add_maxima(self, mask: torch.Tensor, **values: torch.Tensor) -> None:
+        """Keep the largest of values (0 at least) over the elements under the mask."""
+        for name, value in values.items():
+            self._maxima[name] = value.detach().masked_fill(~mask, 0.0).double().max().cpu().maximum(self._maxima[name])
+
+    def _statistics(self) -> dict[str, float]:
+        means = {name: self.all_reduce(sums, dist.ReduceOp.SUM).tolist() for name, sums in self._sums.items()}
+        maxima = {name: self.all_reduce(value, dist.ReduceOp.MAX).item() for name, value in self._maxima.items()}
+        return {name: value / (weight or 1.0) for name, (value, weight) in means.items()} | maxima
+
+    @staticmethod
+    def all_reduce(value: torch.Tensor, op: Any) -> torch.Tensor:
+        """Return the value reduced over all learners (collective)."""
+        value = value.clone()
+        if world_size() > 1:
+            if dist.get_backend() == "nccl":
+                value = value.cuda()
+            dist.all_reduce(value, op=op)
+        return value.cpu()
+
+    @override(TorchLearner)
     def _log_trainable_parameters(self) -> None:
         pass  # RLlib logs them once, and its means of nothing are NaN from the second result on; see _log_metrics
 
+    @override(Learner)
     def _log_metrics(self, batch: Any) -> None:
         counts = dict(self._num_parameters)
         counts[ALL_MODULES] = tuple(map(sum, zip(*counts.values(), strict=True)))
@@ -268,6 +343,7 @@ class DeepSpeedLearner(TorchLearner):
             self.metrics.log_value((module_id, "num_trainable_parameters"), trainable, window=1)
             self.metrics.log_value((module_id, "num_non_trainable_parameters"), frozen, window=1)
 
+    @override(Learner)
     def _log_steps_trained_metrics(self, batch: Any) -> None:
         # RLlib counts the rows of padded batches as steps; the algorithm logs episodes and tokens instead.
         self.metrics.log_value((ALL_MODULES, "num_env_steps_trained"), batch.env_steps(), reduce="sum")
@@ -282,6 +358,7 @@ class DeepSpeedLearner(TorchLearner):
             if self.module[module_id].gather_parameters is not None:
                 self.module[module_id].gather(keep=not dist.is_initialized() or dist.get_rank() == 0)
 
+    @override(Learner)
     def get_state(
         self, components: Any = None, *, not_components: Any = None, inference_only: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
@@ -291,6 +368,7 @@ class DeepSpeedLearner(TorchLearner):
             not_components = [*force_list(not_components), *hidden] or None
         return super().get_state(components, not_components=not_components, inference_only=inference_only, **kwargs)
 
+    @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         if COMPONENT_RL_MODULE in state:
@@ -302,62 +380,21 @@ class DeepSpeedLearner(TorchLearner):
             if hasattr(engine.optimizer, "refresh_fp32_params"):
                 engine.optimizer.refresh_fp32_params()
 
+    @override(TorchLearner)
     def _get_optimizer_state(self) -> dict:
         return {}  # DeepSpeed writes its own, beside RLlib's files
 
+    @override(TorchLearner)
     def _set_optimizer_state(self, state: dict) -> None:
         pass
 
     def save_engines(self, folder: str) -> None:
-        """Write weights, optimizer and schedule (collective: every learner must be asked)."""
-        for module_id, engine in self.engines.items():
-            engine.save_checkpoint(f"{folder}/{module_id}", tag=CHECKPOINT_TAG)
+        save_engines(self.engines, folder)
 
     def load_engines(self, folder: str) -> None:
-        """Read what `save_engines` wrote (collective).
-
-        Raises:
-            RllmGymError: the checkpoint lacks a module, or was written by another number of learners or ZeRO stage.
-        """
-        for module_id, engine in self.engines.items():
-            path = f"{folder}/{module_id}"
-            try:
-                loaded, _ = engine.load_checkpoint(path, tag=CHECKPOINT_TAG)
-            except Exception as error:  # DeepSpeed raises anything from AssertionError to KeyError here
-                raise RllmGymError(f"{_cannot_load(path)} ({type(error).__name__}: {error})") from error
-            if loaded is None:
-                raise RllmGymError(_cannot_load(path))
+        load_engines(self.engines, folder)
         self._gather_weights()
 
 
-def _cannot_load(path: str) -> str:
-    return (
-        f"DeepSpeedLearner: cannot load the optimizer state in {path}. Resume with the number of learners and the "
-        f"ZeRO stage "
-        "that wrote it, or start a new run from its exported model."
-    )
-
-
-def _world_size() -> int:
+def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _count_parameters(module: torch.nn.Module) -> tuple[int, int]:
-    """Return the numbers of trainable and of frozen parameters."""
-    sizes = [(parameter.requires_grad, parameter.numel()) for parameter in module.parameters()]
-    return sum(n for trains, n in sizes if trains), sum(n for trains, n in sizes if not trains)
-
-
-def _gradient_norm(module: torch.nn.Module) -> torch.Tensor:
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient.float()) for gradient in gradients]))
-
-
-def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings merged; `over` wins."""
-    merged = dict(base)
-    for key, value in over.items():
-        merged[key] = (
-            merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
-        )
-    return merged

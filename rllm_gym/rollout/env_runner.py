@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import traceback
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium
 import ray
 import torch
 from gymnasium.spaces import Discrete
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils import force_list
+from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
@@ -29,26 +27,23 @@ from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout.adapters import AdaptedWeights
-from rllm_gym.rollout.environments import Horizon, horizon_of, item_ids_of, make_token_env
+from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
+from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, Stream, TaskGroup
-
-RLlibEpisode: TypeAlias = SingleAgentEpisode | MultiAgentEpisode
+from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
 
 
 @dataclass
 class SampleResult:
-    """What one runner sends to the driver: RLlib episodes, the episodes that failed, and its metrics.
+    """What one runner sends to the driver: the episodes that were played, those that failed, and its metrics.
 
-    Each RLlib episode's `custom_data` holds `episode` (our record of it), `group` and `member`. `error` is the
-    traceback of
-    what went wrong in the runner itself: RLlib would lose an exception (it ends the actor, and the driver gets
-    nothing).
+    `error` is the traceback of what went wrong in the runner itself: RLlib would lose an exception (it ends the actor,
+    and the driver gets nothing).
     """
 
     worker_index: int
-    episodes: list[RLlibEpisode] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
     failed: list[Episode] = field(default_factory=list)
     metrics: Any = None
     error: str | None = None
@@ -74,11 +69,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _build(self) -> None:
         config = self.config
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, config.num_env_runners)))
+        torch.set_num_threads(config.num_env_runner_threads)
         model = str(resolve_base_model(config.base_model))
         vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
-        environments = config.environments
+        self.environments = environments = config.environments
+        self._params = config.sampling_params
         for environment in environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_env(environment, self.chat).close()
         for module_id in self._module_ids():
@@ -139,10 +135,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         vocab_size = self.chat.vocab_size if self.error is None else 1
         return Repeated(Discrete(vocab_size), self.config.max_model_len)
 
+    @override(EnvRunner)
     def get_spaces(self) -> dict[str, tuple[gymnasium.Space, gymnasium.Space]]:
         pair = (self._space, self._space)
         return {INPUT_ENV_SPACES: pair, INPUT_ENV_SINGLE_SPACES: pair, **dict.fromkeys(self._module_ids(), pair)}
 
+    @override(EnvRunner)
     def assert_healthy(self) -> None:
         pass  # what went wrong is in `error`
 
@@ -152,6 +150,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     # --- sampling ---
 
+    @override(EnvRunner)
     def sample(
         self,
         *,
@@ -173,48 +172,60 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             groups = [TaskGroup((self.config.seed or 0, 2**31 + first + k), None, 1) for k in range(num_episodes or 1)]
         if max_episode_steps is None:
             max_episode_steps = {name: s.horizon(0) for name, s in self.config.horizon_schedules.items()}
-        finished = self._play(list(groups), max_episode_steps, greedy=explore is False)
+        horizons = horizons_of(max_episode_steps, self.environments)
+        finished = self._play(list(groups), horizons, greedy=explore is False)
         return [self._to_rllib(episode) for group in finished for episode in group.episodes]
 
     def sample_groups(
-        self, groups: Sequence[TaskGroup], *, max_episode_steps: Horizon, greedy: bool = False
+        self, groups: Sequence[TaskGroup], *, max_episode_steps: Mapping[str, int | None], greedy: bool = False
     ) -> SampleResult:
         """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor."""
         result = SampleResult(worker_index=self.worker_index, error=self.error)
         if result.error is None:
             try:
                 for group in self._play(list(groups), max_episode_steps, greedy=greedy):
-                    result.episodes += [self._to_rllib(episode) for episode in group.episodes]
+                    result.episodes += group.episodes
                     result.failed += group.failed
                 result.metrics = self.get_metrics()
             except Exception as error:  # whatever it was, the driver raises it
                 result.error = _describe(error)
         return result
 
-    def _play(self, groups: list[TaskGroup], max_episode_steps: Horizon, *, greedy: bool) -> list[EpisodeGroup]:
+    def _play(
+        self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], *, greedy: bool
+    ) -> list[EpisodeGroup]:
         for engine in self.engines.values():
             engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one
-        params = self.config.sampling_params
+        params = self._params
         if greedy:
             params = SamplingParams(params.max_new_tokens, temperature=0.0)
         self.num_groups_sampled += len(groups)
         if self.loop is None:
             raise RllmGymError(f"LLMEnvRunner: could not be built. {self.error}")
-        horizons = [horizon_of(max_episode_steps, environment.name) for environment in self.config.environments]
+        horizons = [max_episode_steps[environment.name] for environment in self.environments]
         self.loop.submit(groups, max_episode_steps=horizons, params=params)
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
+        for episode in [episode for group in finished for episode in group.episodes]:
+            self._call_back(episode)
+            self.num_env_steps_sampled_lifetime += episode.num_env_steps
         give_back_freed_memory()
         return finished
 
     def _to_rllib(self, episode: Episode) -> RLlibEpisode:
-        rllib_episode = to_rllib_episode(episode, self._space, is_multi_agent=self.config.is_multi_agent)
+        return to_rllib_episode(episode, self._space, is_multi_agent=self.config.is_multi_agent)
+
+    def _call_back(self, episode: Episode) -> None:
+        """Make the callbacks on an episode's end, with RLlib's form of it."""
+        functions = self.config.callbacks_on_episode_end
+        if not (functions or any(has_own(callback, "on_episode_end") for callback in self.callbacks)):
+            return
         make_callback(
             "on_episode_end",
             callbacks_objects=self.callbacks,
-            callbacks_functions=self.config.callbacks_on_episode_end,
+            callbacks_functions=functions,
             kwargs={
-                "episode": rllib_episode,
+                "episode": self._to_rllib(episode),
                 "env_runner": self,
                 "metrics_logger": self.metrics,
                 "env": None,
@@ -223,15 +234,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 "worker": self,
             },
         )
-        self.num_env_steps_sampled_lifetime += episode.num_env_steps
-        return rllib_episode
 
+    @override(EnvRunner)
     def get_metrics(self) -> Any:
         """Return what callbacks logged; the driver computes the episodes' statistics, for it sees all of them."""
         return self.metrics.reduce()
 
     # --- weights and checkpoints ---
 
+    @override(Checkpointable)
     def set_state(self, state: dict[str, Any]) -> None:
         if COMPONENT_RL_MODULE not in state:
             return
@@ -263,15 +274,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Make the next `set_state` load its weights whatever their number: another run's may have the same."""
         self.weights_seq_no = None
 
+    @override(Checkpointable)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         return {WEIGHTS_SEQ_NO: self.weights_seq_no or 0}
 
+    @override(Checkpointable)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
         return (), {"config": self.config}
 
+    @override(Checkpointable)
     def get_checkpointable_components(self) -> list:
         return []
 
+    @override(EnvRunner)
     def stop(self) -> None:
         if self.loop is not None:
             self.loop.close()
@@ -279,74 +294,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             engine.close()
 
 
+def has_own(callback: Any, name: str) -> bool:
+    """Return whether a callback overrides one of RLlib's methods, which do nothing."""
+    return getattr(type(callback), name) is not getattr(RLlibCallback, name)
+
+
 def _describe(error: Exception) -> str:
     """Return the message first, the traceback below it."""
     return f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
-
-
-# --- our records to RLlib's ---
-
-
-def to_rllib_episode(episode: Episode, space: Repeated, *, is_multi_agent: bool) -> RLlibEpisode:
-    """Return RLlib's form of an episode; `custom_data["episode"]` keeps ours."""
-    if is_multi_agent:
-        out = _to_multi_agent_episode(episode)
-    else:
-        [stream] = episode.streams.values()
-        out = _to_single_agent_episode(episode, stream, space)
-    out.custom_data.update(episode=episode, group=episode.group.key[-1], member=episode.member)
-    return out
-
-
-def _model_outputs(stream: Stream) -> dict[str, list]:
-    return {
-        "action_logp": [turn.logp for turn in stream.turns],
-        "policy_version": [turn.policy_version for turn in stream.turns],
-    }
-
-
-def _to_single_agent_episode(episode: Episode, stream: Stream, space: Repeated) -> SingleAgentEpisode:
-    return SingleAgentEpisode(
-        id_=episode.episode_id,
-        observation_space=space,
-        action_space=space,
-        observations=[turn.observation_ids for turn in stream.turns] + [stream.final_observation_ids],
-        actions=[turn.action_ids for turn in stream.turns],
-        rewards=[turn.reward for turn in stream.turns],
-        infos=[{}] * len(stream.turns) + [episode.info],  # without `messages`, which would grow quadratically
-        terminated=episode.end_reason == "terminated",
-        truncated=episode.is_truncated,
-        extra_model_outputs=_model_outputs(stream),
-        len_lookback_buffer=0,
-    )
-
-
-def _to_multi_agent_episode(episode: Episode) -> MultiAgentEpisode:
-    observations: list[dict] = [{} for _ in range(episode.num_env_steps + 1)]
-    actions: list[dict] = [{} for _ in range(episode.num_env_steps)]
-    rewards: list[dict] = [{} for _ in range(episode.num_env_steps)]
-    outputs: list[dict] = [defaultdict(dict) for _ in range(episode.num_env_steps)]
-    for agent_id, stream in episode.streams.items():
-        named = _model_outputs(stream)
-        for k, turn in enumerate(stream.turns):
-            observations[turn.env_step][agent_id] = turn.observation_ids
-            actions[turn.env_step][agent_id] = turn.action_ids
-            rewards[turn.env_step][agent_id] = turn.reward
-            outputs[turn.env_step][agent_id] = {name: values[k] for name, values in named.items()}
-        observations[-1].setdefault(agent_id, stream.final_observation_ids)
-    out = MultiAgentEpisode(
-        id_=episode.episode_id,
-        agent_module_ids={agent_id: stream.module_id for agent_id, stream in episode.streams.items()},
-    )
-    out.add_env_reset(observations=observations[0])
-    for step in range(episode.num_env_steps):
-        is_last = step == episode.num_env_steps - 1
-        out.add_env_step(
-            observations[step + 1],
-            actions[step],
-            rewards[step],
-            terminateds={"__all__": is_last and episode.end_reason == "terminated"},
-            truncateds={"__all__": is_last and episode.is_truncated},
-            extra_model_outputs=dict(outputs[step]),
-        )
-    return out

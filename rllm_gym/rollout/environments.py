@@ -38,6 +38,11 @@ class EnvironmentSpec:
     env_config: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
 
+    @property
+    def version(self) -> str:
+        """`v0` of `TextCraft-v0`, "" where there is none."""
+        return self.env.rsplit("-", 1)[-1] if isinstance(self.env, str) and "-v" in self.env else ""
+
     def with_options(self, **options: Any) -> EnvironmentSpec:
         """Return the same environment with keys of `env_config` replaced."""
         return replace(self, env_config={**self.env_config, **options})
@@ -95,9 +100,10 @@ def _name_of(env: Any) -> str:
     return text.rpartition(":")[2].rpartition("/")[2]
 
 
-def horizon_of(horizon: Horizon, name: str) -> int | None:
-    """Return the horizon of the environment `name`."""
-    return horizon[name] if isinstance(horizon, Mapping) else horizon
+def horizons_of(horizon: Horizon, environments: Sequence[EnvironmentSpec]) -> dict[str, int | None]:
+    """Return the horizon of every environment, by its name."""
+    names = [environment.name for environment in environments]
+    return {name: horizon[name] for name in names} if isinstance(horizon, Mapping) else dict.fromkeys(names, horizon)
 
 
 def make_text_env(spec: EnvironmentSpec, **overrides: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.env_adapter import EnvAdapter, EnvStep
-from rllm_gym.rollout.env_pool import EnvJob, EnvPool
-from rllm_gym.rollout.play import Clock, Play, Progress, Request
+from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
+from rllm_gym.rollout.play import Play, Progress, Request
 from rllm_gym.types import (
     Completion,
     CompletionRequest,
@@ -100,7 +100,8 @@ class RolloutLoop:
         self._timeout_s = episode_timeout_s
         self._max_retries = max_retries
         self._pool = EnvPool(make_env, num_envs=num_envs, num_workers=num_env_workers)
-        self._clock = Clock()
+        self._driven_s = 0.0
+        self._resumed_s: float | None = None
         self._pending: deque[tuple[Progress, Episode]] = deque()
         self._plays: list[Play] = []
         self._requests: dict[str, Request] = {}
@@ -146,17 +147,21 @@ class RolloutLoop:
 
         Stop iterating early, and the unfinished episodes stay in flight for the next call.
         """
-        self._clock.start()
+        self._resumed_s = time.perf_counter()
         try:
             while self._finished or self.num_unfinished_episodes:
                 if self._finished:
-                    self._clock.stop()
+                    self._driven_s, self._resumed_s = self._now(), None
                     yield self._finished.popleft()
-                    self._clock.start()
+                    self._resumed_s = time.perf_counter()
                 else:
                     self._advance()
         finally:
-            self._clock.stop()
+            self._driven_s, self._resumed_s = self._now(), None
+
+    def _now(self) -> float:
+        """Return the seconds in which the loop was driven: a pause between two calls must not time episodes out."""
+        return self._driven_s + (0.0 if self._resumed_s is None else time.perf_counter() - self._resumed_s)
 
     def close(self) -> None:
         """Drop what is in flight and close the environments; safe to call twice."""
@@ -187,8 +192,9 @@ class RolloutLoop:
         """Begin what can begin, take what the environments have answered, and let each busy engine take one step."""
         self._begin_episodes()
         # Without a request in any engine there is nothing to do until an environment answers: sleep on its queue.
-        for job in self._pool.poll(0.0 if self._requests else self._seconds_to_timeout()):
-            self._take_answer(job)
+        if self._pool.num_jobs:
+            for job in self._pool.poll(0.0 if self._requests else self._seconds_to_timeout()):
+                self._take_answer(job)
         self._fail_overdue()
         for module_id, engine in self._engines.items():
             if any(request.stream.module_id == module_id for request in self._requests.values()):
@@ -201,14 +207,14 @@ class RolloutLoop:
             horizon = self._horizon
             if isinstance(horizon, Sequence):
                 horizon = horizon[episode.group.env_index]
-            play = Play(progress, episode, slot, horizon, self._params, self._clock.now())
+            play = Play(progress, episode, slot, horizon, self._params, self._now())
             self._plays.append(play)
             self._pool.submit(slot, methodcaller("reset", episode.seed, episode.group.item_id), play)
 
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
         play: Play = job.owner
-        play.add_time("env_s", job.seconds)
+        _add_time(play, "env_s", job.seconds)
         if job.error is not None:
             self._fail(play, job.error)
             return
@@ -238,10 +244,16 @@ class RolloutLoop:
                 streams[agent_id] = Stream(agent_id, module_id)
             play.observations[agent_id] = ids
         for agent_id, reward in step.rewards.items():
-            play.add_reward(agent_id, reward)
+            stream = streams.get(agent_id)
+            if stream is not None and stream.turns:
+                stream.turns[-1].reward += reward
+            else:  # it waits for the agent's first turn
+                play.early_rewards[agent_id] = play.early_rewards.get(agent_id, 0.0) + reward
         for agent_id, info in step.infos.items():
             if agent_id in streams and "messages" in info:
                 streams[agent_id].messages = info["messages"]
+            if agent_id in streams and streams[agent_id].turns:
+                streams[agent_id].turns[-1].is_invalid_action = bool(info.get("is_invalid_action", False))
             episode.item_id = info.get("item_id", episode.item_id)
             # Without the messages: copies of the whole conversation in every record would grow quadratically.
             slim = {key: value for key, value in info.items() if key != "messages"}
@@ -267,7 +279,7 @@ class RolloutLoop:
                         may_retry=False,
                     )
                 return
-        play.asked_s = self._clock.now()
+        play.asked_s = self._now()
         play.to_act = to_act
         for agent_id in to_act:
             stream = streams[agent_id]
@@ -304,7 +316,7 @@ class RolloutLoop:
         play.contexts[agent_id].extend(completion.token_ids.tolist())
         play.actions[agent_id] = completion.token_ids
         if len(play.actions) == len(play.to_act):
-            play.add_time("engine_s", self._clock.now() - play.asked_s)
+            _add_time(play, "engine_s", self._now() - play.asked_s)
             actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
             self._pool.submit(play.slot, methodcaller("step", actions), play)
 
@@ -339,7 +351,7 @@ class RolloutLoop:
     def _end(self, play: Play, end_reason: str) -> None:
         self._plays.remove(play)
         play.episode.end_reason = end_reason
-        play.add_time("total_s", self._clock.now() - play.begun_s)
+        _add_time(play, "total_s", self._now() - play.begun_s)
 
     def _hand_over(self, progress: Progress) -> None:
         if len(progress.episodes) + len(progress.failed) == progress.group.size:
@@ -352,12 +364,12 @@ class RolloutLoop:
         if self._timeout_s is None:
             return None
         oldest_s = min(play.begun_s for play in self._plays)
-        return max(0.0, oldest_s + self._timeout_s - self._clock.now())
+        return max(0.0, oldest_s + self._timeout_s - self._now())
 
     def _fail_overdue(self) -> None:
         if self._timeout_s is None:
             return
-        now_s = self._clock.now()
+        now_s = self._now()
         for play in [play for play in self._plays if now_s - play.begun_s >= self._timeout_s]:
             where = "engine" if any(request.play is play for request in self._requests.values()) else "environment"
             self._fail(
@@ -365,3 +377,7 @@ class RolloutLoop:
                 f"RolloutLoop: an episode must end within episode_timeout_s = {self._timeout_s}; got "
                 f"{now_s - play.begun_s:.1f} s, now waiting for its {where}, after {play.episode.num_env_steps} steps.",
             )
+
+
+def _add_time(play: Play, name: str, seconds: float) -> None:
+    play.episode.timings[name] = play.episode.timings.get(name, 0.0) + seconds

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 from rllm_gym.rollout.env_pool import EnvSlot
 from rllm_gym.types import Episode, SamplingParams, Stream, TaskGroup, TokenIds
-
-
-class Clock:
-    """Seconds during which the loop was driven: a pause between two calls must not time episodes out."""
-
-    def __init__(self) -> None:
-        self._elapsed_s = 0.0
-        self._since_s: float | None = None
-
-    def start(self) -> None:
-        self._since_s = time.perf_counter()
-
-    def stop(self) -> None:
-        self._elapsed_s, self._since_s = self.now(), None
-
-    def now(self) -> float:
-        return self._elapsed_s + (0.0 if self._since_s is None else time.perf_counter() - self._since_s)
 
 
 @dataclass
@@ -55,17 +37,6 @@ class Play:
     observations: dict[str, TokenIds] = field(default_factory=dict)
     actions: dict[str, TokenIds] = field(default_factory=dict)
     early_rewards: dict[str, float] = field(default_factory=dict)
-
-    def add_reward(self, agent_id: str, reward: float) -> None:
-        """Add a reward to the agent's last turn; one that comes before its first turn waits for that."""
-        stream = self.episode.streams.get(agent_id)
-        if stream is not None and stream.turns:
-            stream.turns[-1].reward += reward
-        else:
-            self.early_rewards[agent_id] = self.early_rewards.get(agent_id, 0.0) + reward
-
-    def add_time(self, name: str, seconds: float) -> None:
-        self.episode.timings[name] = self.episode.timings.get(name, 0.0) + seconds
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
 from rllm_gym.algorithms.registry import ALGORITHMS, get_algorithm_class
-from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.callbacks.scaling_inter import AdaptiveSchedule, ScalingInter, Stage, schedules_of
 from rllm_gym.errors import ConfigError
+from rllm_gym.training.task_sampler import TaskSampler
 
 
 def validated(**options) -> GRPOConfig:

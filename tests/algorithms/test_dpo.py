@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from rllm_gym.learner.samples import Pair
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.dpo import DPO, DPOConfig
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.learner.samples import Pair
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 from tests.algorithms.offline_helpers import make_samples, offline_config
 from tests.learner.learner_helpers import distance, gradient, largest, make_config, make_group, step

@@ -9,6 +9,7 @@ import numpy as np
 from rllm_gym.types import TaskGroup
 
 FIRST_REFILL = 2**20
+EVALUATION_STEP = 2**31  # stands in a group's key for the train step, so that evaluation draws numbers of its own
 
 
 class TaskSampler:
@@ -70,3 +71,16 @@ class TaskSampler:
         epoch, k = divmod(position, len(items))
         order = np.random.default_rng(np.random.SeedSequence((self._seed, epoch))).permutation(len(items))
         return items[order[k]]
+
+
+def evaluation_groups(item_ids: Sequence[Sequence[str] | None], num_episodes: int, *, seed: int) -> list[TaskGroup]:
+    """Return groups of one episode: `num_episodes` over each environment's tasks, as evenly as can be."""
+    groups: list[TaskGroup] = []
+    for env_index, ids in enumerate(item_ids):
+        items: Sequence[str | None] = ids or [None]
+        order = np.random.default_rng(seed).permutation(len(items))
+        groups += [
+            TaskGroup((seed, EVALUATION_STEP, len(groups) + k), items[order[k % len(order)]], 1, env_index)
+            for k in range(num_episodes)
+        ]
+    return groups

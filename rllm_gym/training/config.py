@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
+from ray.rllib.utils.annotations import override
 from ray.util.debug import log_once
 
 from rllm_gym.callbacks.scaling_inter import ScalingInter, Schedule, schedules_of
-from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.learner.connectors import EpisodesToBatch
+from rllm_gym.errors import ConfigError
+from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
+from rllm_gym.training.strict_config import StrictConfig
 from rllm_gym.types import SamplingParams
 
 DTYPES = ("float32", "bfloat16", "float16")
-_NO_MODEL_KEY = "{}: model is RLlib's legacy option for its own networks; got {!r}. Set base_model instead."
 
 
-class LLMConfig(AlgorithmConfig):
+class LLMConfig(StrictConfig):
     """Configuration shared by all methods that train language models.
 
     Every option is an attribute of the same name, so that `config: {group_size: 8}` in YAML,
@@ -59,6 +60,8 @@ class LLMConfig(AlgorithmConfig):
         self.scaling_inter: dict | None = None
         # Learning.
         self.tokens_per_micro_batch: int = 8192
+        self.packing: bool | str = "auto"
+        self.skip_non_finite_steps: int = 0
         self.num_minibatches: int = 1
         self.zero_stage: int = 2
         self.deepspeed: dict = {}
@@ -93,13 +96,13 @@ class LLMConfig(AlgorithmConfig):
         self.fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=1.0)
         self.learners(
             num_learners=0,
-            learner_class=DeepSpeedLearner,
             learner_connector=make_learner_connector,
             add_default_connectors_to_learner_pipeline=False,
         )
 
     # --- builder methods: RLlib's, with our options added ---
 
+    @override(AlgorithmConfig)
     def rl_module(
         self,
         *,
@@ -130,6 +133,7 @@ class LLMConfig(AlgorithmConfig):
         super().rl_module(**kwargs)
         return self
 
+    @override(AlgorithmConfig)
     def env_runners(
         self,
         *,
@@ -191,6 +195,7 @@ class LLMConfig(AlgorithmConfig):
         super().env_runners(**kwargs)
         return self
 
+    @override(AlgorithmConfig)
     def training(
         self,
         *,
@@ -210,15 +215,17 @@ class LLMConfig(AlgorithmConfig):
             weight_decay=weight_decay,
             adam_betas=adam_betas,
         )
-        if "model" in kwargs:
-            raise ConfigError(_NO_MODEL_KEY.format(type(self).__name__, kwargs["model"]))
+        self.refuse_model_key(kwargs)
         super().training(**kwargs)
         return self
 
+    @override(AlgorithmConfig)
     def learners(
         self,
         *,
         tokens_per_micro_batch: int = NotProvided,
+        packing: Literal["auto"] | bool = NotProvided,
+        skip_non_finite_steps: int = NotProvided,
         zero_stage: Literal[0, 1, 2, 3] = NotProvided,
         deepspeed: dict[str, Any] = NotProvided,
         **kwargs: Any,
@@ -227,15 +234,26 @@ class LLMConfig(AlgorithmConfig):
 
         Args:
             tokens_per_micro_batch: tokens of one forward and backward pass, padding included.
+            packing: let a row of a micro-batch hold several samples, so that little is padding; it changes no
+                log-probability. `auto` does so where the model can keep them apart, and says where it cannot.
+            skip_non_finite_steps: optimizer steps of a run whose loss or gradient may be NaN or infinite; each is
+                discarded, and one more ends the run.
             zero_stage: what DeepSpeed partitions over the learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights
                 too.
             deepspeed: merged over the generated DeepSpeed configuration: `scheduler`,
                 `zero_optimization.offload_optimizer`, ...
         """
-        self._set(tokens_per_micro_batch=tokens_per_micro_batch, zero_stage=zero_stage, deepspeed=deepspeed)
+        self._set(
+            tokens_per_micro_batch=tokens_per_micro_batch,
+            packing=packing,
+            skip_non_finite_steps=skip_non_finite_steps,
+            zero_stage=zero_stage,
+            deepspeed=deepspeed,
+        )
         super().learners(**kwargs)
         return self
 
+    @override(AlgorithmConfig)
     def evaluation(
         self,
         *,
@@ -264,45 +282,25 @@ class LLMConfig(AlgorithmConfig):
         super().evaluation(**kwargs)
         return self
 
+    @override(AlgorithmConfig)
     def reporting(self, *, save_trajectories: bool = NotProvided, **kwargs: Any) -> Self:
         """Set the records: `save_trajectories` appends every episode to `trajectories/` in the trial's folder."""
         self._set(save_trajectories=save_trajectories)
         super().reporting(**kwargs)
         return self
 
-    def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
-        """Set options by name. Differs: an unknown name raises, where RLlib would set it in silence.
-
-        Raises:
-            ConfigError: names the option and the nearest known one.
-        """
-        for name, value in config_dict.items():
-            # A whole one comes from some configuration's own to_dict().
-            if name == "model" and not (isinstance(value, Mapping) and len(value) > len(self.model) // 2):
-                raise ConfigError(_NO_MODEL_KEY.format(type(self).__name__, value))
-            known = {"multiagent", "class", *vars(self)}
-            if name.startswith("_") or self._translate_special_keys(name, warn_deprecated=False) in known:
-                continue
-            raise ConfigError(
-                f"{type(self).__name__}: no option has this name; got {name!r}. "
-                f"Did you mean {nearest(name, (n for n in known if not n.startswith('_')))!r}?"
-            )
-        return super().update_from_dict({name: value for name, value in config_dict.items() if name != "model"})
-
-    def _set(self, **options: Any) -> None:
-        for name, value in options.items():
-            if value is not NotProvided:
-                setattr(self, name, value)
-
     # --- what RLlib asks for ---
 
+    @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         return RLModuleSpec(module_class=LLMModule)
 
+    @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type[DeepSpeedLearner]:
         return DeepSpeedLearner
 
     @property
+    @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
         names = ("base_model", "dtype", "gradient_checkpointing", "lora", "temperature")
         settings = {name: getattr(self, name) for name in names}
@@ -312,6 +310,18 @@ class LLMConfig(AlgorithmConfig):
     @property
     def sampling_params(self) -> SamplingParams:
         return SamplingParams(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
+
+    @property
+    def num_learner_threads(self) -> int:
+        """Threads of a learner: the CPUs that it was given; a local one lives in the main process."""
+        if self.num_learners == 0:
+            return max(1, int(self.num_cpus_for_main_process))
+        return 1 if self.num_cpus_per_learner == "auto" else max(1, int(self.num_cpus_per_learner))
+
+    @property
+    def num_env_runner_threads(self) -> int:
+        """Threads of a sampler: the CPUs that its runner was given."""
+        return max(1, int(self.num_cpus_per_env_runner))
 
     @property
     def has_env_runners(self) -> bool:
@@ -328,6 +338,7 @@ class LLMConfig(AlgorithmConfig):
         """The horizon of every train step, by the environment's name."""
         return schedules_of(self.scaling_inter, self.max_episode_steps, [spec.name for spec in self.environments])
 
+    @override(AlgorithmConfig)
     def validate(self) -> None:
         callbacks: list[type] = force_list(self.callbacks_class)
         if ScalingInter not in callbacks:
@@ -353,7 +364,9 @@ class LLMConfig(AlgorithmConfig):
             temperature=0,
             max_failed_fraction=0,
             num_learners=0,
+            skip_non_finite_steps=0,
         )
+        self._check_one_of(packing=("auto", True, False))
         self._check_one_of(engine=("vllm", "transformers"), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
         if self.engine_options and self.engine != "vllm":
             raise ConfigError(
@@ -369,22 +382,3 @@ class LLMConfig(AlgorithmConfig):
                 f"{who}: lr must be a number of at least 0; got {self.lr!r}. For a schedule set deepspeed: "
                 f"{{scheduler: {{type: WarmupLR, ...}}}}."
             )
-
-    def _check_at_least(self, **lowest: float) -> None:
-        for name, bound in lowest.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= bound:
-                raise ConfigError(f"{type(self).__name__}: {name} must be a number of at least {bound}; got {value!r}.")
-
-    def _check_one_of(self, **choices: Sequence[Any]) -> None:
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                listed = ", ".join(map(str, allowed))
-                raise ConfigError(
-                    f"{type(self).__name__}: {name} must be one of {listed}; got {getattr(self, name)!r}."
-                )
-
-
-def make_learner_connector(*_: Any, **__: Any) -> EpisodesToBatch:
-    """RLlib calls this with spaces and a device; token batches need neither."""
-    return EpisodesToBatch()

@@ -1,37 +1,38 @@
-"""What all methods share: the train step (sample, evaluate, update, sync), evaluation, records and checkpoints."""
+"""What all methods share: sampling, updates, weight sync, evaluation, records and checkpoints."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
-from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
-from rllm_gym.algorithms.config import LLMConfig
-from rllm_gym.algorithms.episode_recorder import EpisodeRecorder
-from rllm_gym.algorithms.metrics import episode_metrics, metrics_by_env
-from rllm_gym.algorithms.no_env_runners import NoEnvRunners
-from rllm_gym.algorithms.task_sampler import TaskSampler
 from rllm_gym.callbacks.scaling_inter import Stage
 from rllm_gym.checkpoints import write_manifest
+from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
-from rllm_gym.rollout.env_runner import RLlibEpisode, SampleResult
-from rllm_gym.rollout.environments import Horizon, horizon_of
-from rllm_gym.types import Episode, TaskGroup
+from rllm_gym.learner.batch import SampleData, deal
+from rllm_gym.rollout.env_runner import SampleResult
+from rllm_gym.rollout.environments import Horizon, horizons_of
+from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.metrics import episode_metrics, metrics_by_env
+from rllm_gym.training.no_env_runners import NoEnvRunners
+from rllm_gym.training.split_evaluation import evaluate_split, evaluate_splits
+from rllm_gym.training.task_sampler import TaskSampler
+from rllm_gym.types import Episode, Sample, TaskGroup
 
 logger = logging.getLogger(__name__)
-
-EVALUATION_STEP = 2**31  # stands in a group's key for the train step, so that evaluation draws numbers of its own
 
 
 class LLMAlgorithm(Algorithm):
@@ -40,17 +41,21 @@ class LLMAlgorithm(Algorithm):
     config: LLMConfig
     env_runner_group: Any
 
+    @override(Algorithm)
     @classmethod
     def get_default_config(cls) -> LLMConfig:
         raise NotImplementedError
 
     # --- set-up ---
 
+    @override(Algorithm)
     def setup(self, config: LLMConfig) -> None:
-        self.max_episode_steps: Horizon = None  # the ScalingInter callback sets it ...
+        self.horizons: dict[str, int | None] = {}  # by environment; the ScalingInter callback sets them ...
         self.horizon_stages: dict[str, Stage] = {}  # ... and keeps here what it has seen
         self.evaluation_on_start: dict[str, Any] | None = None
-        self.recorder = EpisodeRecorder(self.trajectories_path, config.environments)
+        self._writer: TrajectoryWriter | None = None  # its folder is made with the first episodes
+        self.environments = config.environments
+        self._env_versions = [environment.version for environment in self.environments]
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
         super().setup(config)
         if self.env_runner_group is None:
@@ -58,55 +63,55 @@ class LLMAlgorithm(Algorithm):
         for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
             if error is not None:
                 raise RllmGymError(f"an EnvRunner could not be built: {error}")
+        if config.packing == "auto":
+            fault = next(iter(self.on_all_learners(lambda learner: learner.packing_fault)))
+            if fault:
+                logger.warning("packing: auto: rows hold one sequence each, for base_model cannot tell more: %s", fault)
 
+    @override(Algorithm)
     @staticmethod
     def _get_env_id_and_creator(env_specifier: Any, config: LLMConfig) -> tuple[str | None, Any]:
         if isinstance(env_specifier, (list, tuple)):  # several: our EnvRunner makes them, RLlib only wants a name
             return "+".join(spec.name for spec in config.environments), None
         return Algorithm._get_env_id_and_creator(env_specifier, config)
 
+    @override(Algorithm)
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
         return False  # evaluation runs on the training EnvRunners: a second inference engine would double the memory
 
     @property
-    def policy_version(self) -> int:
-        """Number of weight syncs to the samplers."""
-        runners = self.env_runner_group.foreach_env_runner("get_state", local_env_runner=False)
-        return max((state["weights_seq_no"] for state in runners), default=0)
+    def max_episode_steps(self) -> int | None:
+        """The present horizon, in turns; of several environments the longest one. None where there is no limit."""
+        return max((horizon or 0 for horizon in self.horizons.values()), default=0) or None
+
+    @max_episode_steps.setter
+    def max_episode_steps(self, horizon: Horizon) -> None:
+        """Set the horizon of the train steps to come: one for all environments, or by their names."""
+        self.horizons = horizons_of(horizon, self.environments)
 
     def item_ids(self, env_index: int = 0, split: str | None = None) -> Sequence[str] | None:
         """Return an environment's task ids, of `split` or of the configured one; None where it numbers none."""
         key = (env_index, split)
         if key not in self._item_ids:
+            runner_id = self._runner_ids()[0]
             found = self.env_runner_group.foreach_env_runner(
-                lambda runner: runner.item_ids(env_index, split),
-                remote_worker_ids=[self._runner_ids()[0]],
-                local_env_runner=False,
+                lambda runner: runner.item_ids(env_index, split), remote_worker_ids=[runner_id], local_env_runner=False
             )
             if not found:
-                name = self.config.environments[env_index].name
+                name = self.environments[env_index].name
                 raise RllmGymError(f"{type(self).__name__}: the environment {name} could not list its tasks.")
             self._item_ids[key] = found[0]
         return self._item_ids[key]
 
     @functools.cached_property
     def task_sampler(self) -> TaskSampler:
-        environments = self.config.environments
         return TaskSampler(
-            [self.item_ids(env_index) for env_index in range(len(environments))],
-            [spec.weight for spec in environments],
+            [self.item_ids(env_index) for env_index in range(len(self.environments))],
+            [spec.weight for spec in self.environments],
             seed=self.config.seed or 0,
             group_size=self.config.group_size,
         )
-
-    @property
-    def longest_horizon(self) -> int | None:
-        """The present horizon; of several environments the longest one."""
-        horizon = self.max_episode_steps
-        if not isinstance(horizon, Mapping):
-            return horizon
-        return max((of_env for of_env in horizon.values() if of_env is not None), default=None)
 
     def _runner_ids(self) -> list[int]:
         return sorted(self.env_runner_group.healthy_worker_ids())
@@ -121,29 +126,57 @@ class LLMAlgorithm(Algorithm):
         if self.evaluation_on_start is None:
             self.evaluation_on_start = self.evaluate()
 
-    def update(self, data: TrainingData) -> None:
-        """Train on the streams that have an advantage, or on samples, on all learners.
+    def update(self, samples: Sequence[Sample], **settings: Any) -> list[Any]:
+        """Train on samples, on all learners; returns their results.
 
         Without a trainable token the learners change nothing but still report every metric.
+
+        Args:
+            settings: what the learners' `before_gradient_based_update` gets beside the train step.
         """
-        results = self.learner_group.update(training_data=data, timesteps={})
+        results = self.learner_group.update(
+            training_data=SampleData(episodes=list(samples)),
+            timesteps={"train_step": self.training_iteration, **settings},
+        )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        return results
+
+    def score(self, samples: Sequence[Sample], names: Sequence[str]) -> None:
+        """Let the learners compute fields of samples with the weights as they are; writes them there."""
+        if not samples or not names:
+            return
+        shards = self.shards(samples)
+        for scored in self.on_all_learners(lambda learner: learner.score(samples, shards, names)):
+            for index, fields in scored:
+                for name, value in fields.items():
+                    setattr(samples[index], name, value)
+
+    def shards(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Return which samples each learner gets."""
+        return deal(samples, max(1, self.config.num_learners))
+
+    def on_all_learners(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Call a function on every learner; raises what a learner raised."""
+        return [result.get() for result in self.learner_group.foreach_learner(function)]
 
     def sync_weights(self) -> None:
-        """Give the learners' weights to the samplers."""
+        """Give the learners' weights to the samplers, and wait until they have them."""
         self.env_runner_group.sync_weights(
             from_worker_or_learner_group=self.learner_group, timeout_seconds=None, inference_only=True
         )
+        # The sync only queues; what a runner answers next, it answers with the new weights.
+        for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
+            if error is not None:
+                raise RllmGymError(f"an EnvRunner could not load the weights: {error}")
 
     def log_episodes(self, played: list[Episode], failed: list[Episode]) -> dict[str, float]:
         """Log what stands under `env_runners/`, and return it."""
         statistics = episode_metrics(played, failed)
         self.metrics.log_dict(statistics, key=ENV_RUNNER_RESULTS, window=1)
-        environments = self.config.environments
-        if len(environments) > 1:
-            by_env = metrics_by_env(played, failed, [spec.name for spec in environments])
+        if len(self.environments) > 1:
+            by_env = metrics_by_env(played, failed, [spec.name for spec in self.environments])
             for name, of_env in by_env.items():
-                of_env["max_episode_steps"] = horizon_of(self.max_episode_steps, name) or 0
+                of_env["max_episode_steps"] = self.horizons[name] or 0
             self.metrics.log_dict(by_env, key=(ENV_RUNNER_RESULTS, "by_env"), window=1)
         for name in ("num_env_steps_sampled", "num_episodes"):
             self.metrics.log_value((ENV_RUNNER_RESULTS, f"{name}_lifetime"), statistics[name], reduce="lifetime_sum")
@@ -152,32 +185,29 @@ class LLMAlgorithm(Algorithm):
     # --- sampling ---
 
     def sample(
-        self, groups: Sequence[TaskGroup], *, max_episode_steps: Horizon, greedy: bool = False
-    ) -> tuple[list[RLlibEpisode], list[Episode]]:
+        self, groups: Sequence[TaskGroup], *, max_episode_steps: Mapping[str, int | None], greedy: bool = False
+    ) -> tuple[list[Episode], list[Episode]]:
         """Play groups on the EnvRunners; returns the episodes in the groups' order, and those that failed.
 
         A runner that dies is restarted by RLlib, and its share is played again.
 
         Raises:
             RllmGymError: a runner failed by an error of its own, or none can be restarted.
-            TooManyFailedEpisodesError: more than `max_failed_fraction` of the episodes failed.
         """
-        episodes: dict[int, RLlibEpisode] = {}
+        played: list[Episode] = []
         failed: list[Episode] = []
         left = list(groups)
         for attempt in range(1 + self.config.num_consecutive_env_runner_failures_tolerance):
             if attempt:
                 self._await_runner()
-            results = self._sample_once(left, max_episode_steps, greedy)
             done = set()
-            for result, share in results:
+            for result, share in self._sample_once(left, max_episode_steps, greedy):
                 if result.error is not None:
                     raise RllmGymError(f"EnvRunner {result.worker_index} failed: {result.error}")
                 done |= {group.key for group in share}
                 self.metrics.aggregate([result.metrics], key=ENV_RUNNER_RESULTS)
+                played += result.episodes
                 failed += result.failed
-                for episode in result.episodes:
-                    episodes[len(episodes)] = episode
             left = [group for group in left if group.key not in done]
             if not left:
                 break
@@ -186,15 +216,11 @@ class LLMAlgorithm(Algorithm):
             raise RllmGymError(
                 f"{type(self).__name__}: EnvRunners died in every attempt to sample; their errors are above."
             )
-        self._check_failures(len(episodes), failed)
         order = {group.key: k for k, group in enumerate(groups)}
-        in_order = sorted(
-            episodes.values(), key=lambda e: (order[e.custom_data["episode"].group.key], e.custom_data["member"])
-        )
-        return in_order, failed
+        return sorted(played, key=lambda episode: (order[episode.group.key], episode.member)), failed
 
     def _sample_once(
-        self, groups: list[TaskGroup], max_episode_steps: Horizon, greedy: bool
+        self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], greedy: bool
     ) -> list[tuple[SampleResult, list[TaskGroup]]]:
         runner_ids = self._runner_ids()
         shares = {runner_id: groups[k :: len(runner_ids)] for k, runner_id in enumerate(runner_ids)}
@@ -229,6 +255,7 @@ class LLMAlgorithm(Algorithm):
                 )
             time.sleep(1.0)
 
+    @override(Algorithm)
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
         """Give restarted runners the present weights; they get the horizon with their next request for episodes."""
         restored = env_runner_group.probe_unhealthy_env_runners()
@@ -245,73 +272,43 @@ class LLMAlgorithm(Algorithm):
             )
         return restored or []
 
-    def _check_failures(self, num_played: int, failed: list[Episode]) -> None:
+    def check_failures(self, played: Sequence[Episode], failed: Sequence[Episode]) -> None:
+        """Say which episodes failed.
+
+        Raises:
+            TooManyFailedEpisodesError: more than `max_failed_fraction` of the episodes.
+        """
         for episode in failed:
             logger.warning("dropped an episode of %s: %s", episode.item_id, episode.error)
-        if failed and len(failed) > self.config.max_failed_fraction * (num_played + len(failed)):
+        num_episodes = len(played) + len(failed)
+        if failed and len(failed) > self.config.max_failed_fraction * num_episodes:
             raise TooManyFailedEpisodesError(
-                f"{type(self).__name__}: {len(failed)} of {num_played + len(failed)} episodes failed, more than "
+                f"{type(self).__name__}: {len(failed)} of {num_episodes} episodes failed, more than "
                 f"max_failed_fraction {self.config.max_failed_fraction}. The first error: {failed[0].error}"
             )
 
     # --- evaluation ---
 
+    @override(Algorithm)
     def step(self) -> dict[str, Any]:
         result = super().step()
         if "evaluation" in result and self.evaluation_on_start is not None:
             result["evaluation_on_start"] = self.evaluation_on_start
         return result
 
+    @override(Algorithm)
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Evaluate the present policy on `evaluation_splits`; returns metrics by split, and pooled as `env_runners`."""
         self._make_evaluation_callback("on_evaluate_start")
-        everything: list[Episode] = []
-        results: dict[str, Any] = {}
-        for split in self.config.evaluation_splits:
-            results[split], episodes = self.evaluate_split(
-                split,
-                self.config.evaluation_duration,
-                horizon=self.config.evaluation_horizon,
-                seed=self.config.evaluation_seed,
-            )
-            everything += episodes
-        results[ENV_RUNNER_RESULTS] = episode_metrics(everything, [])
+        results = evaluate_splits(self)
         self._make_evaluation_callback("on_evaluate_end", evaluation_metrics=results)
         return results
 
     def evaluate_split(
         self, split: str, num_episodes: int, *, horizon: int | None, seed: int, greedy: bool = False
     ) -> tuple[dict[str, Any], list[Episode]]:
-        """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
-
-        Of several environments each plays as many.
-
-        Args:
-            horizon: in turns; None is the last stage's horizon.
-
-        Returns:
-            (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
-        """
-        names = [spec.name for spec in self.config.environments]
-        horizons = {
-            name: horizon if horizon is not None else schedule.last
-            for name, schedule in self.config.horizon_schedules.items()
-        }
-        groups: list[TaskGroup] = []
-        for env_index in range(len(names)):
-            items: Sequence[str | None] = self.item_ids(env_index, split) or [None]
-            order = np.random.default_rng(seed).permutation(len(items))
-            groups += [
-                TaskGroup((seed, EVALUATION_STEP, len(groups) + k), items[order[k % len(order)]], 1, env_index)
-                for k in range(num_episodes)
-            ]
-        played, failed = self.sample(groups, max_episode_steps=horizons, greedy=greedy)
-        episodes = [episode.custom_data.pop("episode") for episode in played]
-        metrics: dict[str, Any] = episode_metrics(episodes, failed)
-        metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
-        if len(names) > 1:
-            metrics["by_env"] = metrics_by_env(episodes, failed, names)
-        return metrics, episodes
+        """Play a split's tasks, see `rllm_gym.training.split_evaluation`; returns (metrics, episodes)."""
+        return evaluate_split(self, split, num_episodes, horizon=horizon, seed=seed, greedy=greedy)
 
     def _make_evaluation_callback(self, name: str, **kwargs: Any) -> None:
         make_callback(
@@ -323,10 +320,26 @@ class LLMAlgorithm(Algorithm):
 
     # --- records ---
 
-    def store(self, step: int, episodes: list[Episode], rllib_episodes: list[RLlibEpisode]) -> None:
-        """Append episodes to the trajectory store; `rllib_episodes` are those of them that carry advantages."""
-        if self.config.save_trajectories:
-            self.recorder.append(episodes, rllib_episodes, train_step=step, max_episode_steps=self.max_episode_steps)
+    def record(self, step: int, episodes: Sequence[Episode], samples: Sequence[Sample] = ()) -> None:
+        """Append episodes to the trajectories, with what `samples` hold of their tokens."""
+        if not self.config.save_trajectories:
+            return
+        if self._writer is None:
+            self._writer = TrajectoryWriter(self.trajectories_path)
+        parts: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+        for sample in samples:
+            parts[sample.episode, sample.agent].append(sample)
+        records = []
+        for episode in episodes:
+            environment = self.environments[episode.group.env_index]
+            records += records_of(
+                episode,
+                env_version=self._env_versions[episode.group.env_index],
+                train_step=step,
+                max_episode_steps=self.horizons[environment.name],
+                samples={agent: parts[episode.episode_id, agent] for agent in episode.streams},
+            )
+        self._writer.append(records)
 
     @property
     def trajectories_path(self) -> Path:
@@ -338,28 +351,32 @@ class LLMAlgorithm(Algorithm):
 
     # --- checkpoints: RLlib's files, and the DeepSpeed engines' beside them, written by all learners together ---
 
+    @override(Algorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().get_state(*args, **kwargs)
         state["evaluation_on_start"] = self.evaluation_on_start
         state["horizon_stages"] = {name: asdict(stage) for name, stage in self.horizon_stages.items()}
         return state
 
+    @override(Algorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.evaluation_on_start = state.get("evaluation_on_start")
         self.horizon_stages = {name: Stage(**stage) for name, stage in state.get("horizon_stages", {}).items()}
 
+    @override(Checkpointable)
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         path = super().save_to_path(path, **kwargs)
-        self._on_all_learners("save_engines", path)
+        self._with_engines("save_engines", path)
         write_manifest(Path(path), training_iteration=self.training_iteration)  # last: it says that all is there
         return path
 
+    @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         # A checkpoint of another run may carry the number of the weights that the runners hold.
         self.env_runner_group.foreach_env_runner("forget_weights", local_env_runner=False)
         super().restore_from_path(path, *args, **kwargs)
-        self._on_all_learners("load_engines", path)
+        self._with_engines("load_engines", path)
         make_callback(
             "on_checkpoint_loaded",
             callbacks_objects=self.callbacks,
@@ -367,15 +384,17 @@ class LLMAlgorithm(Algorithm):
             kwargs={"algorithm": self},
         )
 
+    @override(Algorithm)
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         self.restore_from_path(checkpoint_dir)  # fires on_checkpoint_loaded, as from_checkpoint() does
 
-    def _on_all_learners(self, method: str, path: Any) -> None:
+    def _with_engines(self, method: str, path: Any) -> None:
         # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
         folder = str(Path(path) / "deepspeed")
-        for result in self.learner_group.foreach_learner(lambda learner: getattr(learner, method)(folder)):
-            result.get()  # raises what a learner raised
+        self.on_all_learners(lambda learner: getattr(learner, method)(folder))
 
+    @override(Algorithm)
     def cleanup(self) -> None:
-        self.recorder.close()
+        if self._writer is not None:
+            self._writer.close()
         super().cleanup()

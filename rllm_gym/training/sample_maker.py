@@ -9,19 +9,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rllm_gym.data import Dialogue, EpisodeRecord, list_shards, read_dialogues, read_episodes
 from rllm_gym.data.conversations import read_json_objects
+from rllm_gym.data.records import stream_of
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.tokens import ChatTokenizer, Conversation
-from rllm_gym.types import Sample, Stream
+from rllm_gym.types import Sample, Turn
 
 logger = logging.getLogger(__name__)
-
-PartialTurn = tuple[Any, Any, bool]  # observation ids, action ids, whether the action is learnt
 
 
 @dataclass
@@ -43,28 +41,21 @@ class SampleMaker:
     num_left_out: int = 0
     _has_checked_ids: bool = False
 
-    def of_turns(self, turns: Iterable[PartialTurn]) -> Sample | None:
+    def of_turns(self, turns: Iterable[Turn]) -> Sample | None:
         """Return a sample, or None where nothing is left to learn."""
-        ids: list[Any] = []
-        weights: list[np.ndarray] = []
-        num_tokens = num_learnt = 0
-        for observation_ids, action_ids, is_learnt in turns:
-            num_tokens += len(observation_ids) + len(action_ids)
+        kept: list[Turn] = []
+        num_tokens = 0
+        for turn in turns:
+            num_tokens += len(turn.observation_ids) + len(turn.action_ids)
             if num_tokens > self.max_tokens:
                 self.num_cut += 1
                 break
-            ids += [observation_ids, action_ids]
-            weights.append(np.full(len(observation_ids), self.observation_weight, np.float32))
-            weights.append(np.full(len(action_ids), float(is_learnt), np.float32))
-            num_learnt += is_learnt * len(action_ids)
-        if not num_learnt:
+            kept.append(turn)
+        if not any(turn.is_trained and len(turn.action_ids) for turn in kept):
             self.num_left_out += 1
             return None
-        return Sample(np.concatenate([np.asarray(part, np.int64) for part in ids]), np.concatenate(weights))
-
-    def of_stream(self, stream: Stream) -> Sample | None:
-        """Return the sample of one agent's part of a played episode."""
-        return self.of_turns((turn.observation_ids, turn.action_ids, True) for turn in stream.turns)
+        made = Sample.of_turns(kept, observation_weight=self.observation_weight)
+        return Sample(made.tokens, made.weight)
 
     def of_record(self, record: EpisodeRecord) -> Sample | None:
         """Return the sample of a stored episode: the exact ids, where it has them.
@@ -79,13 +70,13 @@ class SampleMaker:
             return self.of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))
         if not self._has_checked_ids:
             self._check_ids(record)
-        return self.of_turns((turn.observation_ids, turn.action_ids, True) for turn in record.turns)
+        return self.of_turns(stream_of(record).turns)
 
     def of_dialogue(self, dialogue: Dialogue) -> Sample | None:
         """Return the sample of a conversation: the ids that a token environment would have given for it."""
         return self.of_turns(self._turns_of(dialogue)) if dialogue.messages else None
 
-    def _turns_of(self, dialogue: Dialogue) -> Iterator[PartialTurn]:
+    def _turns_of(self, dialogue: Dialogue) -> Iterator[Turn]:
         messages = list(zip(dialogue.messages, dialogue.is_trained, strict=True))
         system_prompt = messages.pop(0)[0]["content"] if messages[0][0]["role"] == "system" else ""
         conversation = Conversation(self.chat, system_prompt)
@@ -95,7 +86,14 @@ class SampleMaker:
             answer, is_learnt = messages[k + 1]
             action_ids = self.chat.encode_action(answer["content"])
             conversation.act(action_ids)
-            yield observation_ids.tolist(), action_ids, is_learnt
+            yield Turn(
+                observation_ids=observation_ids,
+                action_ids=np.asarray(action_ids, np.int64),
+                logp=np.zeros(len(action_ids), np.float32),
+                policy_version=0,
+                env_step=k // 2,
+                is_trained=is_learnt,
+            )
 
     def _check_ids(self, record: EpisodeRecord) -> None:
         """Make sure, on one record, that its ids are this tokenizer's."""

@@ -16,8 +16,9 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
     """
     streams: list[Stream] = [stream for episode in episodes for stream in episode.streams.values()]
     turns = [turn for stream in streams for turn in stream.turns]
-    returns = [sum(stream.total_reward for stream in episode.streams.values()) for episode in episodes]
+    returns = [float(sum(t.reward for s in episode.streams.values() for t in s.turns)) for episode in episodes]
     num_prompt_tokens = sum(_prompt_tokens(stream) for stream in streams)
+    num_tokens = [sum(len(t.observation_ids) + len(t.action_ids) for t in stream.turns) for stream in streams]
     num_episodes = len(episodes)
 
     def share(reason: str) -> float:
@@ -30,14 +31,14 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "episode_len_mean": _mean(episode.num_env_steps for episode in episodes),
         "success_rate": _mean(is_success(episode) for episode in episodes),
         "num_turns_mean": _mean(len(stream.turns) for stream in streams),
-        "num_tokens_mean": _mean(stream.num_tokens for stream in streams),
+        "num_tokens_mean": _mean(num_tokens),
         "num_sampled_tokens_per_turn_mean": _mean(len(turn.action_ids) for turn in turns),
         "num_episodes": num_episodes,
         "num_failed_episodes": len(failed),
         "num_episode_retries": sum(episode.num_retries for episode in [*episodes, *failed]),
         "num_env_steps_sampled": sum(episode.num_env_steps for episode in episodes),
         "num_sampled_tokens": sum(len(turn.action_ids) for turn in turns),
-        "truncated_fraction": sum(episode.is_truncated for episode in episodes) / max(1, num_episodes),
+        "truncated_fraction": share("horizon") + share("context_limit") + share("truncated"),
         "horizon_fraction": share("horizon"),
         "context_limit_fraction": share("context_limit"),
         "prefix_cache_hit_fraction": sum(turn.num_cached_tokens for turn in turns) / max(1, num_prompt_tokens),

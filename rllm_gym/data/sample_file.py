@@ -14,7 +14,7 @@ from rllm_gym.types import Sample
 
 
 class SampleFile:
-    """A sequence of samples that lies on disk, so that there may be more of them than memory holds.
+    """The tokens and weights of samples on disk, so that there may be more of them than memory holds.
 
     The file has no name: it is gone when the process ends, however it ends.
 
@@ -30,7 +30,7 @@ class SampleFile:
         self.num_tokens = 0
 
     def append(self, sample: Sample) -> None:
-        data = sample.token_ids.astype(np.int32).tobytes() + sample.weights.astype(np.float32).tobytes()
+        data = sample.tokens.astype(np.int32).tobytes() + sample.weight.astype(np.float32).tobytes()
         self._file.write(data)
         self._starts.append(self._starts[-1] + len(data))
         self.fingerprint = zlib.crc32(data, self.fingerprint)

@@ -1,0 +1,181 @@
+"""A train step's samples: made from episodes, and seen as the rows that advantages are computed from."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from rllm_gym.training.metrics import is_success
+from rllm_gym.types import Episode, Sample
+
+# Returns are compared to so many decimals: the same return, summed up in other turns, differs in its last bits.
+RETURN_DECIMALS = 6
+
+
+def samples_of(
+    episode: Episode,
+    group_of: Callable[[str], int],
+    *,
+    invalid_action_penalty: float = 0.0,
+    max_tokens: int | None = None,
+) -> list[Sample]:
+    """Return the samples of an episode: one per agent that has acted.
+
+    Args:
+        group_of: an agent's group among those of the train step.
+        invalid_action_penalty: taken off the reward of every turn whose action the environment called invalid.
+        max_tokens: append the final observation of a truncated episode, up to so many tokens in all, for a critic to
+            bootstrap from; None leaves it out.
+    """
+    samples = []
+    for stream in episode.streams.values():
+        if not stream.turns:
+            continue
+        turns = [replace(t, reward=t.reward - invalid_action_penalty * t.is_invalid_action) for t in stream.turns]
+        final_ids = None
+        if max_tokens is not None and episode.is_truncated:
+            final_ids = stream.final_observation_ids[: max(0, max_tokens - stream.num_tokens)]
+        samples.append(
+            Sample.of_turns(
+                turns,
+                final_observation_ids=final_ids,
+                group=group_of(stream.agent_id),
+                episode=episode.episode_id,
+                agent=stream.agent_id,
+                module=stream.module_id,
+                is_terminated=episode.end_reason == "terminated",
+                is_overlong=episode.end_reason == "context_limit",
+                is_success=is_success(episode),
+            )
+        )
+    return samples
+
+
+class Rollouts:
+    """Samples of one module as N rows, one per agent and episode, each with the sampled tokens of all its parts.
+
+    Only sampled tokens are time steps here: the value after the last token of a turn, or of a part, is the one before
+    the first token of the next. Tensors are float32 [N, K], padded on the right and 0 there, or [N].
+
+    Args:
+        samples: in any order; the parts of an agent's episode are put in theirs.
+    """
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        rows: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+        for sample in samples:
+            rows[sample.episode, sample.agent].append(sample)
+        self.rows = [sorted(parts, key=lambda sample: sample.part) for parts in rows.values()]
+        self.metrics: dict[str, float] = {}  # what the method wants to be logged
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @functools.cached_property
+    def mask_NK(self) -> torch.Tensor:
+        """Bool, True where a row has a token."""
+        lengths_N = torch.tensor([sum(int((part.weight != 0).sum()) for part in row) for row in self.rows])
+        return torch.arange(int(lengths_N.max())) < lengths_N[:, None]
+
+    def column(self, name: str) -> torch.Tensor:
+        """Return a field of the samples, [N, K]."""
+        columns = [torch.as_tensor(np.concatenate([getattr(p, name)[p.weight != 0] for p in r])) for r in self.rows]
+        out_NK = torch.zeros(self.mask_NK.shape, dtype=columns[0].dtype)
+        out_NK[self.mask_NK] = torch.cat(columns)
+        return out_NK
+
+    def set_column(self, name: str, value: torch.Tensor) -> None:
+        """Write a field of the samples: one value per token [N, K], or one per row [N]."""
+        value_NK = value[:, None].expand(self.mask_NK.shape) if value.dim() == 1 else value
+        for row, value_K in zip(self.rows, value_NK.float().numpy(), strict=True):
+            begin = 0
+            for part in row:
+                is_sampled = part.weight != 0
+                end = begin + int(is_sampled.sum())
+                of_part = np.zeros(len(part), np.float32)
+                of_part[is_sampled] = value_K[begin:end]
+                setattr(part, name, of_part)
+                begin = end
+
+    @functools.cached_property
+    def reward_NK(self) -> torch.Tensor:
+        return self.column("reward")
+
+    @property
+    def return_N(self) -> torch.Tensor:
+        """Float64, the sum of the rewards."""
+        return self.reward_NK.double().sum(1).round(decimals=RETURN_DECIMALS)
+
+    @property
+    def group_N(self) -> torch.Tensor:
+        return torch.tensor([row[0].group for row in self.rows])
+
+    @property
+    def is_terminated_N(self) -> torch.Tensor:
+        return torch.tensor([row[-1].is_terminated for row in self.rows])
+
+    @property
+    def is_success_N(self) -> torch.Tensor:
+        return torch.tensor([row[-1].is_success for row in self.rows])
+
+    @property
+    def final_value_N(self) -> torch.Tensor:
+        return torch.tensor([row[-1].final_value for row in self.rows])
+
+    @property
+    def num_tokens_N(self) -> torch.Tensor:
+        """Int64, the tokens of each row up to the last sampled one."""
+        return torch.tensor([sum(int(p.weight.nonzero()[0][-1]) + 1 for p in row) for row in self.rows])
+
+    # --- turns ---
+
+    @functools.cached_property
+    def turn_NK(self) -> torch.Tensor:
+        """Int64, which of its row's turns a token belongs to."""
+        is_end_NK = self.column("is_turn_end").long()
+        return (is_end_NK.cumsum(1) - is_end_NK) * self.mask_NK
+
+    @property
+    def turn_mask_NU(self) -> torch.Tensor:
+        """Bool, True where a row has a turn."""
+        num_turns_N = self.column("is_turn_end").sum(1)
+        return torch.arange(int(num_turns_N.max())) < num_turns_N[:, None]
+
+    @property
+    def turn_reward_NU(self) -> torch.Tensor:
+        """Float64, the reward of each turn."""
+        zero_NU = torch.zeros(self.turn_mask_NU.shape, dtype=torch.float64)
+        return zero_NU.scatter_add(1, self.turn_NK, self.reward_NK.double() * self.mask_NK)
+
+    @property
+    def turn_state_NU(self) -> torch.Tensor:
+        """Int64, a label of the observation that each turn began with: equal labels, equal observations."""
+        labels: dict[bytes, int] = {}
+        out_NU = torch.zeros(self.turn_mask_NU.shape, dtype=torch.long)
+        for n, row in enumerate(self.rows):
+            observations = [ids for part in row for ids in _observations(part)]
+            out_NU[n, : len(observations)] = torch.tensor(
+                [labels.setdefault(ids.tobytes(), len(labels)) for ids in observations]
+            )
+        return out_NU
+
+    def of_turns(self, value_NU: torch.Tensor) -> torch.Tensor:
+        """Return [N, K], each token's turn's value."""
+        return value_NU.gather(1, self.turn_NK) * self.mask_NK
+
+
+def _observations(sample: Sample) -> list[np.ndarray]:
+    """Return what stood before each turn of a sample."""
+    assert sample.is_turn_end is not None
+    is_sampled = sample.weight != 0
+    ends = np.flatnonzero(sample.is_turn_end)
+    begins = [0, *(ends[:-1] + 1)]
+    return [
+        sample.tokens[begin : begin + int(is_sampled[begin : end + 1].argmax())]
+        for begin, end in zip(begins, ends, strict=True)
+    ]

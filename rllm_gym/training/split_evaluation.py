@@ -1,0 +1,53 @@
+"""How good the present policy is on the tasks of splits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
+
+from rllm_gym.training.metrics import episode_metrics, metrics_by_env
+from rllm_gym.training.task_sampler import evaluation_groups
+from rllm_gym.types import Episode
+
+if TYPE_CHECKING:
+    from rllm_gym.training.algorithm import LLMAlgorithm
+
+
+def evaluate_splits(algorithm: LLMAlgorithm) -> dict[str, Any]:
+    """Return the metrics of every one of `evaluation_splits`, and pooled as `env_runners`."""
+    config = algorithm.config
+    everything: list[Episode] = []
+    results: dict[str, Any] = {}
+    for split in config.evaluation_splits:
+        results[split], episodes = algorithm.evaluate_split(
+            split, config.evaluation_duration, horizon=config.evaluation_horizon, seed=config.evaluation_seed
+        )
+        everything += episodes
+    return results | {ENV_RUNNER_RESULTS: episode_metrics(everything, [])}
+
+
+def evaluate_split(
+    algorithm: LLMAlgorithm, split: str, num_episodes: int, *, horizon: int | None, seed: int, greedy: bool
+) -> tuple[dict[str, Any], list[Episode]]:
+    """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
+
+    Of several environments each plays as many.
+
+    Args:
+        horizon: in turns; None is the last stage's horizon.
+
+    Returns:
+        (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
+    """
+    schedules = algorithm.config.horizon_schedules
+    horizons = {name: schedule.last if horizon is None else horizon for name, schedule in schedules.items()}
+    items = [algorithm.item_ids(env_index, split) for env_index in range(len(schedules))]
+    groups = evaluation_groups(items, num_episodes, seed=seed)
+    episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, greedy=greedy)
+    algorithm.check_failures(episodes, failed)
+    metrics: dict[str, Any] = episode_metrics(episodes, failed)
+    metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
+    if len(schedules) > 1:
+        metrics["by_env"] = metrics_by_env(episodes, failed, list(schedules))
+    return metrics, episodes
