@@ -1,6 +1,7 @@
-"""Guard rails of the layout: real folders at the top that are subpackages through symlinks."""
+"""Guard rails of the layout: real folders at the top that are in the package through symlinks."""
 
 import configparser
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from setuptools import find_packages
+
+import rllm_gym
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,10 +26,15 @@ def pins(lines):
     return dict(re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?==(\S+)", line).groups() for line in lines if "==" in line)
 
 
-@pytest.mark.parametrize("name", ["envs", "algorithms"])
-def test_the_top_level_folder_is_the_subpackage_through_a_relative_symlink(name):
+@pytest.mark.parametrize("name", ["envs", "algorithms", "tuned_examples"])
+def test_the_top_level_folder_is_in_the_package_through_a_relative_symlink(name):
     assert os.readlink(ROOT / "rllm_gym" / name) == f"../{name}"
     assert not (ROOT / name).is_symlink()
+
+
+def test_the_version_has_one_source():
+    assert rllm_gym.__version__ == importlib.metadata.version("rllm-gym") == config()["metadata"]["version"]
+    assert config()["metadata"]["version"] not in (ROOT / "rllm_gym" / "__init__.py").read_text()
 
 
 def test_setuptools_finds_every_folder_with_modules_and_none_at_the_top():
