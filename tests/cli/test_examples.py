@@ -38,9 +38,10 @@ def test_a_wrong_name_is_one_line_with_the_nearest(tmp_path: Path, monkeypatch: 
     )
 
 
-def test_every_example_is_listed_with_its_first_comment_line() -> None:
+def test_every_example_is_listed_with_its_first_comment_line_which_is_a_sentence() -> None:
     lines = CliRunner().invoke(app, ["examples"]).stdout.splitlines()
     listed = dict(line.split(maxsplit=1) for line in lines)
+    assert [text for text in listed.values() if not text.endswith(".")] == []
     files = {str(path.relative_to(FOLDER).with_suffix("")): path for path in FOLDER.rglob("*.yaml")}
     assert list(listed) == sorted(files)
     assert {name: f"# {text}" for name, text in listed.items()} == {
