@@ -1,4 +1,4 @@
-"""The trajectory store: every run appends its episodes; everything that learns from episodes reads them here."""
+"""Trajectories: every run appends its episodes; everything that learns from episodes reads them here."""
 
 from rllm_gym.data.conversations import Dialogue, read_dialogues
 from rllm_gym.data.pairs import best_and_worst, read_dialogue_pairs
