@@ -49,7 +49,7 @@ $(STAMP): setup.cfg constraints.txt | $(VENV)/bin/pip
 	touch $@
 
 quickstart: install
-	$(VENV)/bin/rllib train file tuned_examples/quickstart.yaml
+	$(VENV)/bin/rllib train file quickstart
 
 # Cheap checks first.
 lint: install

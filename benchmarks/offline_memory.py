@@ -1,9 +1,9 @@
-"""What reading a trajectory store for SFT or DPO takes: peak memory and rates, for a small store and a large one.
+"""What reading trajectories for SFT or DPO takes: peak memory and rates, for few episodes and for many.
 
     .venv/bin/python benchmarks/offline_memory.py
 
-Each store is read in a process of its own, as an offline method's driver does: records to samples on disk, then every
-sample once in shuffled order. Were the store in memory, the rise would be about as large as the store.
+Each folder is read in a process of its own, as an offline method's driver does: records to samples on disk, then every
+sample once in shuffled order. If the trajectories were in memory, the rise would be about their size.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read(store: Path, folder: Path, out: Connection) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, nargs="+", default=[500, 10_000], help="stores to read")
+    parser.add_argument("--episodes", type=int, nargs="+", default=[500, 10_000], help="of each folder to read")
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     print(f"{'episodes':>9} {'JSON MB':>8} {'peak rises by MB':>17} {'tokens/s read':>14} {'tokens/s shuffled':>18}")

@@ -27,10 +27,10 @@ def wrap(
     chat_template: str | Path | None = None,
     max_tokens: int | None = None,
 ) -> TokenEnv:
-    """Return a token-level environment around any text environment that was made already.
+    """Return a token-level environment around any existing text environment.
 
-    Item ids, a system prompt and `info["is_success"]` are welcome, not needed. `register_text_env` does the same for
-    a class, under an id that `gymnasium.make` and experiments can name.
+    Item ids, a system prompt and `info["is_success"]` are optional. `register_text_env` does the same for a class,
+    under an id that `gymnasium.make` and experiments can name.
 
     Args:
         env: a `gymnasium.Env` whose two spaces are `gymnasium.spaces.Text`, such as `UnicodeText`.

@@ -22,10 +22,10 @@ class TextMultiAgentEnv(MultiAgentEnv):
     the episode from `self.np_random`.
 
     Who acts: the agents in the observations that `reset` and `step` return must act next, and only they. So an
-    environment of turns gives one observation at a time, a simultaneous one an observation to everybody. An observation
-    tells an agent what has happened since its last one.
+    environment with turns gives one observation at a time, a simultaneous one gives everybody an observation. An
+    observation tells an agent what has happened since its last one.
 
-    Rewards may go to any agent at any step, waiting ones too; they count for that agent's last action.
+    Rewards may go to any agent at any step, also to one that waits; they count for that agent's last action.
 
     End: `terminateds["__all__"]` or `truncateds["__all__"]`. The observations of that step are for reading only; an
     agent that has nothing more to read gets none.
@@ -36,7 +36,7 @@ class TextMultiAgentEnv(MultiAgentEnv):
 
     Attributes:
         possible_agents: all agents, for the whole life of the environment.
-        agents: those taking part in the present episode.
+        agents: those taking part in the current episode.
         system_prompts: the instruction of each agent, "" for none.
         observation_spaces, action_spaces: a text space for each agent.
 

@@ -1,4 +1,4 @@
-"""UnicodeText: the space of all texts up to a length; anybody may write any character. What a text environment is."""
+"""UnicodeText: the space of all texts up to a length, of any characters; and the check that an environment is text."""
 
 from __future__ import annotations
 

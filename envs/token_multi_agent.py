@@ -15,18 +15,19 @@ from rllm_gym.types import TokenIds
 
 
 class TokenMultiAgentEnv:
-    """Give a text environment of several agents token ids for actions and observations.
+    """Wraps a text environment of several agents, so that actions and observations are token ids.
 
     The environment speaks RLlib's `MultiAgentEnv` dictionaries with strings for observations and actions
-    (`TextMultiAgentEnv` does); this one speaks the same dictionaries with ids. It goes by those methods alone and needs
-    no RLlib.
+    (`TextMultiAgentEnv` does); this one speaks the same dictionaries with ids. It relies on those methods alone and
+    does not need RLlib.
 
-    Each agent has one conversation, with the rules of `TokenEnv`: its observations and actions in a row are what the
-    chat template renders for its `infos[agent]["messages"]`. The conversation opens with the agent's first
-    observation, which for some may come after others have acted.
+    Each agent has one conversation, with the rules of `TokenEnv`: its observations and actions, joined in order, are
+    what the chat template renders for its `infos[agent]["messages"]`. The conversation opens with the agent's first
+    observation, which may come after other agents have acted.
 
-    Whoever is in the last observations and has not ended there acts next, and nobody else: an agent hears once between
-    two of its actions. An environment that has several things to tell an agent joins them into one text.
+    The agents in the last observations that have not ended there act next, and only they: an agent gets one
+    observation between two of its actions. An environment that has several things to tell an agent joins them into
+    one text.
 
     Args:
         env: the environment. `env.system_prompts`, if there, maps agents to system prompts.
@@ -71,7 +72,7 @@ class TokenMultiAgentEnv:
         return self.chat.stop_ids
 
     def encode_action(self, text: str) -> TokenIds:
-        """Return the action that says `text`: its ids and the end-of-turn token."""
+        """Return the action for `text`: its ids and the end-of-turn token."""
         return np.asarray(self.chat.encode_action(text), np.int64)
 
     def reset(

@@ -24,15 +24,15 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
 
     Observation: the ids that the environment adds to the stream. At reset these are the rendered system prompt
     (`env.unwrapped.system_prompt`, if there is one), the task and the generation prompt; at a step the rendered reply
-    and the generation prompt. The observation of a step that terminates has no generation prompt; that of one after
-    which a `TimeLimit` outside truncates has it, since nothing in here can know.
+    and the generation prompt. The observation of a step that terminates has no generation prompt; that of a step
+    which an outer `TimeLimit` truncates has one, since this wrapper cannot know.
 
     Action: the ids that the policy sampled, end-of-turn token included. If that is missing (the turn was cut by a
     limit on tokens), it opens the next observation.
 
-    So observation 0, action 0, observation 1, ... in a row are what the chat template renders for `info["messages"]`,
-    and the training sequence. Nothing that was sampled is ever encoded anew. What the environment says is plain text:
-    special tokens spelt out in it stay text.
+    Joined in order, observation 0, action 0, observation 1, ... are what the chat template renders for
+    `info["messages"]`, and they are the training sequence. Nothing that was sampled is ever encoded again. What the
+    environment says is plain text: special tokens spelt out in it stay text.
 
     Info: the environment's own, and `messages`: the conversation so far, a new list at every call.
 

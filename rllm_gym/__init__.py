@@ -3,9 +3,14 @@
 Importing it registers the environments with Gymnasium and loads no heavy library.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from rllm_gym.registration import make_env, normalize_env_id, register_text_env
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("rllm-gym")
+except PackageNotFoundError:  # a copy that nobody installed, such as one that Ray's py_modules carried to a worker
+    __version__ = "unknown"
 __all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
 
 register_text_env("rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv")

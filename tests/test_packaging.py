@@ -1,6 +1,8 @@
-"""Guard rails of the layout: real folders at the top that are subpackages through symlinks."""
+"""Guard rails of the layout: real folders at the top that are in the package through symlinks."""
 
+import collections
 import configparser
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from setuptools import find_packages
+
+import rllm_gym
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,10 +27,15 @@ def pins(lines):
     return dict(re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?==(\S+)", line).groups() for line in lines if "==" in line)
 
 
-@pytest.mark.parametrize("name", ["envs", "algorithms"])
-def test_the_top_level_folder_is_the_subpackage_through_a_relative_symlink(name):
+@pytest.mark.parametrize("name", ["envs", "algorithms", "tuned_examples"])
+def test_the_top_level_folder_is_in_the_package_through_a_relative_symlink(name):
     assert os.readlink(ROOT / "rllm_gym" / name) == f"../{name}"
     assert not (ROOT / name).is_symlink()
+
+
+def test_the_version_has_one_source():
+    assert rllm_gym.__version__ == importlib.metadata.version("rllm-gym") == config()["metadata"]["version"]
+    assert config()["metadata"]["version"] not in (ROOT / "rllm_gym" / "__init__.py").read_text()
 
 
 def test_setuptools_finds_every_folder_with_modules_and_none_at_the_top():
@@ -57,6 +66,18 @@ def test_importing_a_top_level_folder_by_its_bare_name_is_a_lint_error(line):
     assert "TID251" in result.stdout, result.stdout + result.stderr
     right = re.sub(r"\b(envs|algorithms)\b", r"rllm_gym.\1", line)
     assert subprocess.run(args, input=f"{right}\n", capture_output=True, text=True, cwd=ROOT).returncode == 0
+
+
+def test_no_two_modules_outside_the_environments_share_a_name():
+    paths = collections.defaultdict(list)
+    for top in ("rllm_gym", "tools", "benchmarks"):
+        for folder, _, files in os.walk(ROOT / top, followlinks=True):
+            is_one_environments = re.match(r"rllm_gym/envs/\w", os.path.relpath(folder, ROOT))
+            for file in files if not is_one_environments else ():
+                if file.endswith(".py") and file != "__init__.py":
+                    paths[file].append(os.path.relpath(folder, ROOT))
+    assert {"env_pool.py", "wrappers.py"} <= set(paths)
+    assert {file: folders for file, folders in paths.items() if len(folders) > 1} == {}
 
 
 def test_the_pinned_versions_agree_with_what_the_package_asks_for():

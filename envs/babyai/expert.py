@@ -2,7 +2,7 @@
 
 Differs from minigrid's `BabyAIBot`, whose plan is a stack that only a whole episode from its start builds up, and which
 fails or loops on some levels: here each call plans afresh from the state of the environment, as far as the agent has
-    seen it.
+seen it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ BEGIN = """([seed, maxTime]) => {
   return typeof utterance === 'string' ? utterance : utterance.utterance;
 }"""
 # Null on any other page, which may be that of an easier task.
-JUDGE = "(seed) => window.__taskSeed === seed ? [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL] : null"
+REWARD_SCRIPT = "(seed) => window.__taskSeed === seed ? [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL] : null"
 
 
 class MiniWoBEnv(WebEnv):
@@ -131,11 +131,11 @@ class MiniWoBEnv(WebEnv):
             raise EnvError(f"{self._who}: {TASKS[index]} does not start: {e}") from e
         return page
 
-    def _judge(self, answer: str | None) -> Verdict:
+    def _evaluate(self, answer: str | None) -> Verdict:
         from rllm_gym.envs.web.page import PageError
 
         try:
-            state = self.page.evaluate(JUDGE, self._seed)
+            state = self.page.evaluate(REWARD_SCRIPT, self._seed)
         except PageError:
             state = None  # a page that does not answer
         if state is None:  # the agent has left the task's page

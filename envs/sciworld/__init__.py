@@ -1,1 +1,1 @@
-"""SciWorld: carry out science experiments of primary school in a simulated house."""
+"""SciWorld: carry out elementary-school science experiments in a simulated house."""

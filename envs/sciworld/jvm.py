@@ -188,9 +188,9 @@ class Jvm:
             return
         self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream:
-                stream.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
         if self._client is not None:
             self._client.close()  # its sockets; py4j would leave them to the garbage collector
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -45,7 +45,7 @@ class WebEnv(TextEnv):
 
     - `_open(index)`: begin item `index` and return the window to act in, with its first page loaded;
     - `instruction`: the task in words, after `_open`;
-    - `_judge(answer)`: what the action that was just carried out has brought; `answer` is the text of a `stop`, and
+    - `_evaluate(answer)`: what the action that was just carried out has brought; `answer` is the text of a `stop`, and
       None after every other action.
 
     A copy of the environment, and a forked process, calls `_open` for itself and repeats the actions when it is
@@ -107,7 +107,7 @@ class WebEnv(TextEnv):
         """The task in words."""
         raise NotImplementedError
 
-    def _judge(self, answer: str | None) -> Verdict:
+    def _evaluate(self, answer: str | None) -> Verdict:
         raise NotImplementedError
 
     # What it gets.
@@ -173,9 +173,9 @@ class WebEnv(TextEnv):
             return Verdict()
         if action.verb == "stop":
             page.error = ""
-            return self._judge(action.text)
+            return self._evaluate(action.text)
         execute(page, action)
-        return self._judge(None)
+        return self._evaluate(None)
 
     def _observe(self) -> str:
         head = f"OBJECTIVE: {self.instruction}\n"

@@ -1,4 +1,4 @@
-"""WebPage: an agent's browser window for callers in any thread: actions, what it looks like, what a judge may ask."""
+"""WebPage: an agent's browser window for callers in any thread: actions, what it looks like, what evaluators ask."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class WebPage:
         png = self._browser.run(self._window.tab.page.screenshot(type="png", timeout=self._timeout_s * 1000))
         return np.array(Image.open(io.BytesIO(png)).convert("RGB"))
 
-    # What a judge may ask.
+    # What evaluators ask.
 
     def evaluate(self, expression: str, arg: Any = None) -> Any:
         """Return the value of a JavaScript expression or function in the tab in front.

@@ -64,13 +64,13 @@ class WebArenaEnv(WebEnv):
         Embedded: written for this package; numbered from 0; no template of `train` occurs in `eval`.
         "webarena": WebArena (Zhou et al. 2023, arXiv:2307.13854; Apache-2.0), from the package webarena-verified.
         Items have WebArena's task ids, as in AgentGym-RL (arXiv:2509.08755), whose lists are the splits: 372 tasks in
-        `train`, 50 in `eval`; `all` has all 812. "verified": the same tasks as WebArena-Verified words and judges them
-        (Apache-2.0), with the same numbers and splits. Tasks that change a site change it for the episodes after them
-        and beside them; docs/environments/webarena.md says how to reset the sites.
+        `train`, 50 in `eval`; `all` has all 812. "verified": the same tasks as WebArena-Verified words and evaluates
+        them (Apache-2.0), with the same numbers and splits. Tasks that change a site change it for the episodes after
+        them and beside them; docs/environments/webarena.md says how to reset the sites.
 
     Differs from AgentGym: the layout of the observation, which tells errors, too; the address of a site is shown as it
-    is; a text without an action is a turn with an error; the judge's questions are worded anew; a page that a judge
-    looks at is waited for as long as its requests take, at most 3 s.
+    is; a text without an action is a turn with an error; the judge's questions are worded anew; a page to be
+    evaluated is waited for as long as its requests take, at most 3 s.
 
     Version history:
         v0: first version.
@@ -236,7 +236,7 @@ class WebArenaEnv(WebEnv):
             )
         return str(path)
 
-    def _judge(self, answer: str | None) -> Verdict:
+    def _evaluate(self, answer: str | None) -> Verdict:
         if self._sites is not None:
             self._sites.check()
         if answer is None:
@@ -303,7 +303,7 @@ class _LookedUp:
         try:
             return self._page.look_up(self.url, _AT_REST.replace("EXPRESSION", expression))
         except PageError as e:
-            raise EnvError(f"WebArenaEnv: a page that is judged must open; got {e}. Check the site.") from e
+            raise EnvError(f"WebArenaEnv: a page that is evaluated must open; got {e}. Check the site.") from e
 
     def elsewhere(self, url: str) -> _LookedUp:
         return _LookedUp(self._page, url)

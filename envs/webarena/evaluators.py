@@ -18,7 +18,7 @@ from rllm_gym.envs.webarena.tasks import Config
 from rllm_gym.errors import ConfigError
 
 
-class JudgedPage(Protocol):
+class EvaluatedPage(Protocol):
     """A page of the episode's browser, as the evaluators see it. What fails in the browser is an `EnvError`."""
 
     @property
@@ -27,7 +27,7 @@ class JudgedPage(Protocol):
     def evaluate(self, expression: str) -> Any:
         """Return the value of a JavaScript expression, or None where the page does not answer."""
 
-    def elsewhere(self, url: str) -> JudgedPage:
+    def elsewhere(self, url: str) -> EvaluatedPage:
         """Return another page, seen with the agent's cookies."""
 
 
@@ -41,7 +41,7 @@ class AnswerJudge(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is judged: a task's config with addresses filled in, how the episode ended, and what to ask.
+    """What is evaluated: a task's config with addresses filled in, how the episode ended, and what to ask.
 
     Args:
         answer: what stood in `stop [...]`.
@@ -52,7 +52,7 @@ class Outcome:
 
     config: Config
     answer: str
-    page: JudgedPage
+    page: EvaluatedPage
     judge: AnswerJudge | None = None
     functions: Mapping[str, Callable[..., str]] | None = None
 
@@ -184,7 +184,7 @@ def _is_target_met(outcome: Outcome, target: Mapping[str, Any]) -> bool:
     raise _unknown(outcome, "required_contents", next(iter(required), None), ("exact_match", "must_include"))
 
 
-def _find(outcome: Outcome, target: Mapping[str, Any], page: JudgedPage) -> str:
+def _find(outcome: Outcome, target: Mapping[str, Any], page: EvaluatedPage) -> str:
     """Return what a target's locator finds on a page, or "" where it finds nothing."""
     locator = target["locator"]
     if locator.startswith("func:"):
@@ -201,7 +201,7 @@ def _find(outcome: Outcome, target: Mapping[str, Any], page: JudgedPage) -> str:
     return str(found[0]) if found else ""
 
 
-def _call(outcome: Outcome, code: str, page: JudgedPage) -> str:
+def _call(outcome: Outcome, code: str, page: EvaluatedPage) -> str:
     """Call the function of "func:name('a', __page__)"; nothing in it is evaluated but constants."""
     functions = outcome.functions or {}
     try:

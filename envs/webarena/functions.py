@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlparse
 
-from rllm_gym.envs.webarena.evaluators import JudgedPage
+from rllm_gym.envs.webarena.evaluators import EvaluatedPage
 from rllm_gym.envs.webarena.login import ACCOUNTS
 from rllm_gym.envs.webarena.tasks import need
 from rllm_gym.errors import EnvError
@@ -66,7 +66,7 @@ def post_url(url: str) -> str:
     return f"{parsed.scheme}://{parsed.netloc}/f/{parts[2]}/{parts[3]}/"
 
 
-def member_role(page: JudgedPage, account: str) -> str:
+def member_role(page: EvaluatedPage, account: str) -> str:
     """Return the role of an account on a project's page of members, or "" where it is not listed."""
     row = f"""[...document.querySelectorAll("td[data-label='Account'] span.gl-avatar-labeled-sublabel")]
         .findIndex((name) => name.outerText === {json.dumps("@" + account)})"""

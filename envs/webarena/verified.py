@@ -1,4 +1,4 @@
-"""WebArena-Verified: judging a task by the agent's reply and by what its browser asked the sites for.
+"""WebArena-Verified: evaluates a task by the agent's reply and by what its browser requested from the sites.
 
 The tasks and the evaluators are those of the package webarena-verified; no language model takes part.
 """
@@ -35,13 +35,13 @@ def is_verified(task_id: int, answer: str, requests: Sequence[Mapping[str, Any]]
 
     Raises:
         ConfigError: the package is missing.
-        EnvError: it cannot judge.
+        EnvError: the evaluation failed.
     """
     result = _evaluators(tuple(urls.items())).evaluate_task(
         task_id=task_id, agent_response=answer, network_trace=list(requests)
     )
     if result.error_msg:
-        raise EnvError(f"WebArenaEnv: task {task_id} must be judged; got {result.error_msg!r}. Report it.")
+        raise EnvError(f"WebArenaEnv: task {task_id} must be evaluated; got {result.error_msg!r}. Report it.")
     # An evaluator that stumbles over an answer has the status of an error, too; that is the answer's fault.
     return bool(result.score == 1.0)
 

@@ -26,10 +26,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class HorizonSchedule:
-    """The horizon of each train step: `horizons[min(train_step // steps_per_stage, last)]`, the first train step being
-    0.
+    """The horizon of each train step: `horizons[min(train_step // steps_per_stage, last)]`, train steps counted from 0.
 
-    Source: Xi et al. 2025 (AgentGym-RL), arXiv:2509.08755, section 3.3: short interactions first, longer ones by
+    Source: Xi et al. 2025 (AgentGym-RL), arXiv:2509.08755, section 3.3: short interactions first, longer ones in
     stages.
     """
 
@@ -49,14 +48,14 @@ class HorizonSchedule:
 
 @dataclass(frozen=True)
 class AdaptiveSchedule:
-    """Raises the horizon when the present one has nothing more to teach.
+    """Raises the horizon when the current one has nothing more to teach.
 
     After at least `min_steps_per_stage` train steps at a horizon, the next one follows
 
     - when the success rate has stopped rising: its mean over the last `window` train steps is less than
       `min_improvement` above its mean over the `window` steps before (both at this horizon); or
-    - when the horizon is what fails: over the last `window` steps, more than `max_truncated_failures` of the failed
-      episodes were cut off by it (None: never; choose it where failing can also end an episode).
+    - when the horizon is the reason for failures: over the last `window` steps it cut off more than
+      `max_truncated_failures` of the failed episodes (None: never; set it where a failure can also end an episode).
     """
 
     horizons: tuple[int, ...]

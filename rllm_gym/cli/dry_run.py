@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _costs(checked: Checked) -> list[str]:
-    """Return lines on the tokens of a train step, the trials, and what one asks of the machine."""
+    """Return lines on the tokens of a train step, the number of trials, and the resources of one."""
     lines = []
     bounds = sorted({_tokens_per_step(config) for config in checked.configs})
     low, high = bounds[0], bounds[-1]
@@ -94,7 +94,7 @@ def _horizons(schedule: Any) -> str:
 
 
 def _tokens_per_step(config: Any) -> tuple[int, int, int]:
-    """Return (episodes, all their tokens, sampled tokens), upper bounds; of a method that samples none, its samples."""
+    """Return upper bounds (episodes, all their tokens, sampled tokens); of recorded samples where none are played."""
     if config.num_recorded_samples_per_step:
         samples = config.num_recorded_samples_per_step
         return samples, samples * config.max_model_len, 0

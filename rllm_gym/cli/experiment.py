@@ -29,8 +29,7 @@ class Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read a file of the shape `name: {run, env, stop, config, checkpoint_config, num_samples,
-    scheduler}`.
+    """Read a file of the shape `name: {run, env, stop, config, checkpoint_config, num_samples, scheduler}`.
 
     Raises:
         ExperimentError: what is wrong with the file's shape, one line per fault.

@@ -1,4 +1,4 @@
-"""What `rllm-gym index` does: writes a search index for SearchQA, with a progress bar."""
+"""`rllm-gym index`: writes a search index for SearchQA, with a progress bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a checked experiment through Ray Tune: trial folders, stopping, Ctrl-C, resuming, and the last words."""
+"""Runs a checked experiment through Ray Tune: trial folders, stopping, Ctrl-C, resuming, and the closing report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, read_results, write_origin
 from rllm_gym.cli.check import Checked, flat_keys
 from rllm_gym.cli.dry_run import bundles_per_trial
-from rllm_gym.cli.memory import MemoryMeter
+from rllm_gym.cli.memory_meter import MemoryMeter
 from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
@@ -60,7 +60,7 @@ class StopWhen(tune.Stopper):
 
 
 class OriginWriter(tune.Callback):
-    """Notes in a trial's folder which checkpoint it goes on from."""
+    """Notes in a trial's folder which checkpoint it resumed from."""
 
     def __init__(self, resumed: CheckpointInfo | None) -> None:
         self._resumed = resumed
@@ -154,7 +154,7 @@ def _is_met(stopper: StopWhen, results: list[dict[str, Any]]) -> bool:
 
 @contextlib.contextmanager
 def ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator[None]:
-    """End after the running train step on the first SIGINT or SIGTERM; at once on the second."""
+    """Stop after the current train step on the first SIGINT or SIGTERM; at once on the second."""
 
     def handle(number: int, frame: Any) -> None:
         if stopper.is_asked:

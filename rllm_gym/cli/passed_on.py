@@ -1,79 +1,31 @@
-"""Checks options that are passed on as they stand to vLLM, DeepSpeed and peft, which notice a fault late or never."""
+"""Checks options that are passed on as they stand to vLLM, DeepSpeed and peft, which notice a fault late or never.
+
+No list of their keys is kept here. vLLM and peft have dataclasses, whose fields are asked. DeepSpeed has pydantic
+models for some sections and none for the whole. Its `DeepSpeedConfig` reads a mapping: the keys that it looks for are
+those that it knows, and building it with one of them says what is wrong inside.
+"""
 
 from __future__ import annotations
 
-import ast
-import builtins
+import dataclasses
+import functools
 import importlib
-import importlib.util
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from rllm_gym.cli.options import evaluate, type_fault
-from rllm_gym.cli.source import KeyPath
+from rllm_gym.cli.options import type_fault
+from rllm_gym.cli.source import KeyPath, one_line
 from rllm_gym.cli.sweeps import combinations
 from rllm_gym.errors import nearest
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS
 
 Fault = tuple[KeyPath, str]  # the path below `config`, and what is wrong
 
-# DeepSpeed ignores any other key in silence. Source: what deepspeed 0.19.8 looks up in its configuration.
-_DEEPSPEED_HINTS: dict[str, Any] = {
-    **dict.fromkeys(("gradient_clipping", "gradient_predivide_factor"), float),
-    **dict.fromkeys(("sequence_parallel_size", "steps_per_print"), int),
-    **dict.fromkeys(
-        (
-            "disable_allgather",
-            "disable_python_gc",
-            "dump_state",
-            "memory_breakdown",
-            "prescale_gradients",
-            "wall_clock_breakdown",
-            "zero_allow_untested_optimizer",
-            "zero_force_ds_cpu_optimizer",
-        ),
-        bool,
-    ),
-    **dict.fromkeys(("communication_data_type", "gradient_allreduce_op", "log_level"), Any),
-    **dict.fromkeys(
-        (
-            "activation_checkpointing",
-            "aio",
-            "autotuning",
-            "bf16",
-            "checkpoint",
-            "comet",
-            "comms_logger",
-            "compile",
-            "compression_training",
-            "csv_monitor",
-            "data_types",
-            "datastates_ckpt",
-            "elasticity",
-            "expert_parallel",
-            "flops_profiler",
-            "fp16",
-            "hybrid_engine",
-            "monitor_config",
-            "nebula",
-            "optimizer",
-            "scheduler",
-            "tensor_parallel",
-            "tensorboard",
-            "timers",
-            "torch_autocast",
-            "wandb",
-            "weight_quantization",
-            "zero_optimization",
-        ),
-        dict,
-    ),
-}
 # What the learner relies on, and where to set it.
 _DEEPSPEED_ELSEWHERE: dict[KeyPath, str] = {
     ("train_batch_size",): "use `groups_per_step`, `group_size` and `num_minibatches`",
@@ -81,12 +33,8 @@ _DEEPSPEED_ELSEWHERE: dict[KeyPath, str] = {
     ("gradient_accumulation_steps",): "use `tokens_per_micro_batch`",
     ("zero_optimization", "stage"): "use `zero_stage`",
 }
-# DeepSpeed's own models of sections, which refuse unknown keys and wrong types.
-_DEEPSPEED_MODELS = {
-    "zero_optimization": ("deepspeed.runtime.zero.config", "DeepSpeedZeroConfig"),
-    "bf16": ("deepspeed.runtime.precision_config", "DeepSpeedBF16Config"),
-    "fp16": ("deepspeed.runtime.precision_config", "DeepSpeedFP16Config"),
-}
+# The least that DeepSpeed takes for a configuration.
+_DEEPSPEED_LEAST: dict[Any, Any] = {"train_micro_batch_size_per_gpu": 1}
 
 
 def passed_on_faults(option: str, value: Any) -> Iterator[Fault]:
@@ -103,20 +51,22 @@ def _vllm_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
         yield from _faults_by_hints(option, options, hints, {(name,): "the sampler sets it" for name in fixed})
 
 
+@functools.cache
 def _engine_hints() -> dict[str, Any]:
-    """Return {field: type hint} of vLLM's `EngineArgs`; {} where there is no vLLM.
-
-    Read from its source, since importing it takes seconds and half a gigabyte. Types of its own stand for anything.
-    """
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
+    """Return {field: type hint} of vLLM's `EngineArgs`; {} where there is no vLLM."""
+    try:
+        from rllm_gym.rollout.engines.vllm import EngineArgs
+    except ImportError:  # LLMEnvRunner says what to install
         return {}
-    source = Path(spec.submodule_search_locations[0]) / "engine" / "arg_utils.py"
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
-            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-            return {ast.unparse(f.target): evaluate(ast.unparse(f.annotation), vars(builtins)) for f in fields}
-    return {}
+    return {field.name: _plain(field.type) for field in dataclasses.fields(EngineArgs)}
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type hint with `Any` for vLLM's own types, where `EngineArgs` takes texts and mappings as well."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(_plain, get_args(hint)))]  # noqa: UP007
+    is_plain = get_origin(hint) in (Literal, list, dict, set) or hint in (bool, int, float, str, dict, type(None))
+    return hint if is_plain else Any
 
 
 def _lora_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
@@ -127,12 +77,45 @@ def _lora_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
     yield from _faults_by_hints(option, options, typing.get_type_hints(LoraConfig))
 
 
+class _Recorder(dict):
+    """A mapping that remembers which keys it was asked for, and with which default."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.defaults: dict[str, Any] = {}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.defaults[key] = default
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.defaults.setdefault(str(key), None)
+        return super().__contains__(key)
+
+    def keys(self) -> Any:
+        return self  # `key in mapping.keys()` is such a question, too
+
+
+def _deepspeed() -> Any:
+    return importlib.import_module("deepspeed.runtime.config")
+
+
+@functools.cache
+def _deepspeed_hints() -> dict[str, Any]:
+    """Return {key: type hint} of what DeepSpeed looks for; it ignores any other key in silence.
+
+    A key whose default is a number or a truth value wants one. What wants more is seen when it is built.
+    """
+    asked = _Recorder(_DEEPSPEED_LEAST)
+    _deepspeed().DeepSpeedConfig(asked)
+    return {key: type(default) if type(default) in (bool, float) else Any for key, default in asked.defaults.items()}
+
+
 def _deepspeed_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
-    yield from _faults_by_hints(option, options, _DEEPSPEED_HINTS, _DEEPSPEED_ELSEWHERE)
-    for section, (module, name) in _DEEPSPEED_MODELS.items():
-        settings = options.get(section)
-        if isinstance(settings, dict):
-            yield from _model_faults((option, section), settings, getattr(importlib.import_module(module), name))
+    yield from _faults_by_hints(option, options, _deepspeed_hints(), _DEEPSPEED_ELSEWHERE)
+    for key, value in options.items():
+        if key in _deepspeed_hints() and (key,) not in _DEEPSPEED_ELSEWHERE:
+            yield from _section_faults((option, key), value)
     if isinstance(scheduler := options.get("scheduler"), dict):
         yield from _scheduler_faults((option, "scheduler"), scheduler)
 
@@ -149,23 +132,42 @@ def _faults_by_hints(
             yield (option, key), reason
 
 
-def _model_faults(path: KeyPath, settings: dict[str, Any], model: Any) -> Iterator[Fault]:
+def _section_faults(path: KeyPath, value: Any) -> Iterator[Fault]:
+    """Yield what DeepSpeed has against one of its keys."""
     where = ".".join(map(str, path))
-    for key in settings:
+    for key in value if isinstance(value, dict) else ():
         if hint := _DEEPSPEED_ELSEWHERE.get((*path[1:], key)):
             yield (*path, key), f"config.{where}.{key} is not used here; {hint}."
     try:
-        model(**settings)
+        _deepspeed().DeepSpeedConfig({**_DEEPSPEED_LEAST, path[-1]: value})
     except ValidationError as error:
+        models: dict[str, Any] = {model.__name__: model for model in _subclasses(_deepspeed().DeepSpeedConfigModel)}
         for fault in error.errors():
-            place = fault["loc"]
+            # The monitors are checked together, by a model of which each is a field.
+            place = fault["loc"][1:] if fault["loc"][:1] == path[-1:] else fault["loc"]
+            known = models[error.title].model_fields if place == fault["loc"] else ()
             if fault["type"] == "extra_forbidden":
-                hint = f"; did you mean {nearest(place[-1], model.model_fields)!r}?" if len(place) == 1 else "."
+                hint = f"; did you mean {nearest(place[-1], known)!r}?" if len(place) == 1 and known else "."
                 around = ".".join(map(str, (where, *place[:-1])))
                 yield (*path, *place), f"config.{around}: unknown key {place[-1]!r}{hint}"
             else:
                 what = ".".join(map(str, (where, *place)))
                 yield (*path, *place), f"config.{what}: {fault['msg']}; got {fault['input']!r}."
+    except (
+        AssertionError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        _deepspeed().DeepSpeedConfigError,
+    ) as error:
+        yield path, f"config.{where}: DeepSpeed refuses it ({one_line(error)}); got {value!r}."
+
+
+def _subclasses(model: Any) -> Iterator[Any]:
+    for subclass in model.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _scheduler_faults(path: KeyPath, scheduler: dict[str, Any]) -> Iterator[Fault]:

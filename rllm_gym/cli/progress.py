@@ -39,13 +39,13 @@ def step_line(result: dict[str, Any], last_step: int | None) -> str:
 
 
 def _loss(result: dict[str, Any]) -> float | None:
-    """Return the loss of a method that has nothing but one; a policy gradient's says little."""
+    """Return the loss of a supervised method; that of a policy gradient says little."""
     modules = (result.get("learners") or {}).values()
     return next((module["loss"] for module in modules if isinstance(module, dict) and "loss" in module), None)
 
 
 class ProgressReporter(Callback):
-    """Tune's view of a run, in our words.
+    """Reports a run's progress to the user, from Tune's callbacks.
 
     Args:
         last_step: train steps of each trial, where `stop` says so.

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.examples import examples, find_example
 from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 train_app = typer.Typer(invoke_without_command=True, help="Train: from a YAML file, or from options.")
 app.add_typer(train_app, name="train")
+app.command()(examples)
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the resolved configuration, then end.")]
@@ -32,7 +34,7 @@ RUNS = Path("runs")
 
 @train_app.command("file")
 def train_file(
-    path: Annotated[Path, typer.Argument(help="YAML: `name: {run, env, stop, config, checkpoint_config, ...}`.")],
+    path: Annotated[Path, typer.Argument(help="A YAML file, or the name of a shipped example (see `rllib examples`).")],
     resume: Resume = False,
     dry_run: DryRun = False,
     ray_address: RayAddress = None,
@@ -41,7 +43,7 @@ def train_file(
 ) -> None:
     """Train the experiment in a YAML file."""
     with errors_in_one_line():
-        _train(read_experiment(path), resume, dry_run, ray_address, storage_path, verbose)
+        _train(read_experiment(find_example(path)), resume, dry_run, ray_address, storage_path, verbose)
 
 
 @train_app.callback()

@@ -1,4 +1,4 @@
-"""`rllm-gym`: what RLlib's command has no word for."""
+"""`rllm-gym`: the commands that RLlib's classic command does not have."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def summarize(results: list[dict[str, Any]], *, name: str, trial: Path) -> dict[
 
 
 def write_summary(run: Path, trials: list[Path]) -> dict[str, Any] | None:
-    """Write `summary.json` of a run's present trials: the trial's own, or of a sweep a list under `trials`."""
+    """Write `summary.json` of a run's trials: of a single trial its own, of a sweep a list under `trials`."""
     summaries = [summarize(read_results(trial), name=run.name, trial=trial) for trial in trials]
     found = [summary for summary in summaries if summary]
     if not found:

@@ -1,4 +1,4 @@
-"""What `rllm-gym web-check` does: says which of WebArena's sites are set, and which of them do not answer."""
+"""`rllm-gym web-check`: says which of WebArena's sites are set, and which of those do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of a better and a worse answer: from JSON, or the best and the worst episode of each task in a store."""
+"""Pairs of a better and a worse answer: from JSON, or the best and the worst episode of each task in trajectories."""
 
 from __future__ import annotations
 

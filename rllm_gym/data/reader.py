@@ -77,13 +77,13 @@ def is_whole(line: bytes) -> bool:
 
 def count_lines(shard: Path) -> int:
     """Return the number of lines of a plain or sealed shard, reading it in blocks."""
-    with _open_shard(shard) as stream:
-        return sum(block.count(b"\n") for block in iter(lambda: stream.read(2**20), b""))
+    with _open_shard(shard) as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
 def _read_shard(shard: Path) -> Iterator[EpisodeRecord]:
-    with _open_shard(shard) as stream:
-        for number, line in enumerate(stream, start=1):
+    with _open_shard(shard) as lines:
+        for number, line in enumerate(lines, start=1):
             if not is_whole(line):
                 logger.warning("read_episodes: %s:%d: skipped a torn tail of %d bytes", shard, number, len(line))
                 return

@@ -36,7 +36,7 @@ class TrajectoryWriter:
     one by one: a power failure can take the last seconds. A sealed shard is forced to the disk before the plain one
     goes. The manifest only sums up; readers trust the files.
 
-    A folder that holds trajectories is continued: what a killed writer left half done is finished or cut off.
+    A folder that holds trajectories is continued: what a killed writer left unfinished is completed or cut off.
 
     Args:
         folder: created where missing. One writer at a time.
@@ -226,8 +226,7 @@ def _line(record: EpisodeRecord) -> bytes:
     try:
         return record.model_dump_json().encode() + b"\n"
     except PydanticSerializationError:
-        # Half of a surrogate pair, from an environment's text, has no UTF-8 form. No reason to end a run: it becomes
-        # "?".
+        # Half of a surrogate pair in an environment's text has no UTF-8 form. It becomes "?" and does not end the run.
         return json.dumps(record.model_dump(), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 

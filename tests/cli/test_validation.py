@@ -127,6 +127,35 @@ CASES = {
         "deepspeed: {scheduler: {type: WarmupLR, params: {warmup_steps: 5}}}",
         "x.yaml:8: config.deepspeed.scheduler.params: unknown key 'warmup_steps'; did you mean 'warmup_num_steps'?",
     ),
+    "choice that vLLM has not": (
+        "groups_per_step: 2",
+        "engine_options: {scheduling_policy: lifo}",
+        "x.yaml:8: config.engine_options.scheduling_policy must be one of fcfs, priority; got 'lifo'.",
+    ),
+    "section that DeepSpeed has no longer": (
+        "groups_per_step: 2",
+        "deepspeed: {quantize_training: {enabled: true}}",
+        "x.yaml:8: config.deepspeed.quantize_training: DeepSpeed refuses it (Mixture-of-Quantization (MoQ) / "
+        "'quantize_training' has been removed. See https://github.com/deepspeedai/DeepSpeed/issues/8489.); "
+        "got {'enabled': True}.",
+    ),
+    "key that one of DeepSpeed's monitors has not": (
+        "groups_per_step: 2",
+        "deepspeed:\n      tensorboard: {enabled: true, job: me}",
+        "x.yaml:9: config.deepspeed.tensorboard: unknown key 'job'.",
+    ),
+    "text for a section of DeepSpeed": (
+        "groups_per_step: 2",
+        "deepspeed: {optimizer: adam}",
+        "x.yaml:8: config.deepspeed.optimizer: DeepSpeed refuses it ('str' object has no attribute 'keys'); "
+        "got 'adam'.",
+    ),
+    "key inside DeepSpeed's offloading": (
+        "groups_per_step: 2",
+        "deepspeed:\n      zero_optimization:\n        offload_optimizer: {device: gpuu}",
+        "x.yaml:10: config.deepspeed.zero_optimization.offload_optimizer.device: Input should be 'none', 'cpu' "
+        "or 'nvme'; got 'gpuu'.",
+    ),
     "option that LoRA has not": (
         "groups_per_step: 2",
         "lora: {r: 8, lora_alfa: 16}",

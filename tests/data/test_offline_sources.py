@@ -1,4 +1,4 @@
-"""What offline methods read: conversations, pairs, the best and worst of a store, and samples on disk."""
+"""What offline methods read: conversations, pairs, the best and worst episodes, and samples on disk."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_several_start_pages_are_tabs_and_a_page_is_judged_behind_the_agents_bac
     [button] = [node.id for node in env.nodes if node.name == "Add to Cart"]
     env.step(f"click [{button}]")
     assert env.step("stop []")[1] == 1.0
-    assert len(env.page.tabs) == 3  # the judge's tab is gone
+    assert len(env.page.tabs) == 3  # the evaluator's tab is gone
 
 
 def test_the_newest_order_is_asked_of_the_shop_and_read_as_the_user(make):
@@ -267,7 +267,7 @@ def test_a_judged_page_that_does_not_open_is_a_failed_episode_and_not_a_reward_o
     env = make()
     begin(env, CANDLES)
     env._config = json.loads(json.dumps(env._config).replace("/checkout/cart", ":0/checkout/cart"))
-    with pytest.raises(EnvError, match="a page that is judged must open"):
+    with pytest.raises(EnvError, match="a page that is evaluated must open"):
         env.step("stop []")
 
 
@@ -434,7 +434,7 @@ def test_a_reply_is_judged_by_the_verified_evaluators_and_a_strange_one_is_just_
 
 
 def test_an_episode_without_any_request_cannot_be_judged():
-    with pytest.raises(EnvError, match="task 21 must be judged; got "):
+    with pytest.raises(EnvError, match="task 21 must be evaluated; got "):
         is_verified(HEADPHONES, json.dumps(REPLY), [], {"shopping": "http://s"})
 
 

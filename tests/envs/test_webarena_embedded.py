@@ -30,7 +30,7 @@ def env():
 
 
 def number(kind, site="shopping"):
-    """Return the first item of a site that only this kind of evaluator judges."""
+    """Return the first item of a site that only this kind of evaluator looks at."""
     return next(i for i, c in enumerate(CONFIGS) if c["eval"]["eval_types"] == [kind] and c["sites"] == [site])
 
 

@@ -1,4 +1,4 @@
-"""The embedded tasks in a real browser: the environment, its judge and the experts together."""
+"""The embedded tasks in a real browser: the environment, its evaluators and the experts together."""
 
 import pytest
 

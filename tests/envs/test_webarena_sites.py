@@ -111,7 +111,7 @@ class TextBrowser:
                     field.attrs.pop("checked", None)
         return self.submit(form)
 
-    # What the judge asks.
+    # What the evaluators ask.
 
     def elsewhere(self, url):
         other = TextBrowser.__new__(TextBrowser)

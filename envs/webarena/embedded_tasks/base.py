@@ -1,4 +1,4 @@
-"""What a template of tasks is: a sentence with gaps, and for each way to fill them a judge's rules and a script."""
+"""A template of tasks: a sentence with gaps, and for each way to fill them the evaluators' rules and a script."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def pick(rng: random.Random, items: Iterable[T], count: int = NUM_INSTANCES) -> 
     return rng.sample(pool, min(count, len(pool)))
 
 
-# The judge's rules, in WebArena's format.
+# The evaluators' rules, in WebArena's format.
 
 
 def answer(*included: object, exact: str | None = None) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Sites:
         return {"cookies": cookies, "origins": []}
 
     def check(self) -> None:
-        """Raise EnvError if a page failed, so that the episode is not judged."""
+        """Raise EnvError if a page failed, so that the episode is not evaluated."""
         if self._server is not None and self._server.database.error:
             raise EnvError(f"WebArena sites: a page failed; got {self._server.database.error}. Reset the environment.")
 

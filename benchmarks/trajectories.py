@@ -1,6 +1,6 @@
-"""What the trajectory store costs: per episode, as a share of rollout time, and in memory when reading.
+"""What storing trajectories costs: per episode, as a share of rollout time, and in memory when reading.
 
-    .venv/bin/python benchmarks/trajectory_store.py
+    .venv/bin/python benchmarks/trajectories.py
 
 Episodes are of the size of the tiny model's on TextCraft: 269 tokens, 52 of them sampled in three turns. At 2,500
 sampled tokens/s an episode takes 21 ms of rollout time; both figures are settings, not measured here.
@@ -61,7 +61,7 @@ def main() -> None:
 
     rng = np.random.default_rng(0)
     episodes = [make_episode(rng, number) for number in range(1024)]
-    folder = Path(tempfile.mkdtemp(prefix="trajectory_store_"))
+    folder = Path(tempfile.mkdtemp(prefix="trajectories_"))
     appends = []
     try:
         writer = TrajectoryWriter(folder)
