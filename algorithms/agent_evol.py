@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -28,8 +28,9 @@ from rllm_gym.types import Episode, Sample, TaskGroup
 class AgentEvolConfig(OfflineConfig):
     """Configuration of AgentEvol.
 
-    Source: Xi et al. 2024 (AgentGym), arXiv:2406.04151, section 4 and algorithm 1; that each generation begins with the
-    base model is from their training script.
+    Source: Xi et al. 2024 (AgentGym), arXiv:2406.04151, section 4 and algorithm 1; from their training script
+    (examples/agentevol/train_agentevol_multi_task.sh and the filter that it calls): each generation begins with the
+    base model, one success per item is kept, and the data accumulate over generations.
 
     Differs: rewards outside of 0 to 1 are held to it (`keep: reward`).
     """
@@ -42,6 +43,8 @@ class AgentEvolConfig(OfflineConfig):
         super().__init__(algo_class=algo_class or AgentEvol)
         self.keep: str = "threshold"
         self.threshold: float = 1.0
+        self.keep_per_item: int | None = 1
+        self.accumulates: bool = True
         self.num_cloning_epochs: int = 1
         self.num_generation_epochs: int = 1
         self.restart_from_base: bool = True
@@ -55,6 +58,8 @@ class AgentEvolConfig(OfflineConfig):
         *,
         keep: Literal["threshold", "reward"] = NotProvided,
         threshold: float = NotProvided,
+        keep_per_item: int | None = NotProvided,
+        accumulates: bool = NotProvided,
         num_cloning_epochs: int = NotProvided,
         num_generation_epochs: int = NotProvided,
         restart_from_base: bool = NotProvided,
@@ -67,6 +72,8 @@ class AgentEvolConfig(OfflineConfig):
         Args:
             keep: `threshold` keeps the episodes whose return is at least `threshold`, `reward` weighs all by return.
             threshold: see above.
+            keep_per_item: of each task the first so many that are kept of a generation; None keeps all.
+            accumulates: train a generation on what earlier ones have kept, too.
             num_cloning_epochs: passes over the base data before the first generation explores.
             num_generation_epochs: passes over the base data and the kept episodes in each generation.
             restart_from_base: train each generation from `base_model`, as published; false goes on with the policy.
@@ -74,6 +81,8 @@ class AgentEvolConfig(OfflineConfig):
         self._set(
             keep=keep,
             threshold=threshold,
+            keep_per_item=keep_per_item,
+            accumulates=accumulates,
             num_cloning_epochs=num_cloning_epochs,
             num_generation_epochs=num_generation_epochs,
             restart_from_base=restart_from_base,
@@ -107,6 +116,8 @@ class AgentEvolConfig(OfflineConfig):
         super().validate()
         if not self.in_evaluation:
             self._check_at_least(num_cloning_epochs=0, num_generation_epochs=1, groups_per_request=1)
+            if self.keep_per_item is not None:
+                self._check_at_least(keep_per_item=1)
             self._check_one_of(keep=("threshold", "reward"))
 
 
@@ -141,6 +152,7 @@ class AgentEvol(OfflineAlgorithm):
     def setup(self, config: AgentEvolConfig) -> None:
         self._first_generation = 0  # of this process
         self._earlier_path: str | None = None
+        self.kept: SampleFile | None = None  # of all generations so far
         super().setup(config)
         self._base_weights = self.learner_group.get_weights() if config.restart_from_base else None
 
@@ -164,7 +176,10 @@ class AgentEvol(OfflineAlgorithm):
         start = time.perf_counter()
         played, failed, num_stored = self._explore(generation)
         explored = time.perf_counter()
-        kept = self._keep(played)
+        if self.kept is None or not config.accumulates:
+            self.kept = SampleFile(self.trajectories_path.parent)
+        kept = self.kept
+        self._keep(played, kept)
         if self._base_weights is not None:
             weights = self._base_weights
             self.on_all_learners(lambda learner: learner.restart(weights))
@@ -178,7 +193,7 @@ class AgentEvol(OfflineAlgorithm):
             {
                 "max_episode_steps": self.max_episode_steps or 0,
                 "num_groups": config.groups_per_step,
-                "num_episodes_from_store": num_stored,
+                "num_episodes_from_trajectories": num_stored,
                 "num_kept_samples": len(kept),
                 "num_base_samples": 0 if self.samples is None else len(self.training_items),
                 "mean_loss": float(np.mean(losses)),
@@ -189,7 +204,6 @@ class AgentEvol(OfflineAlgorithm):
             },
             window=1,
         )
-        kept.close()
 
     def _explore(self, generation: int) -> tuple[list[Episode], list[Episode], int]:
         """Return a generation's episodes, those that failed, and how many of both came from the store."""
@@ -238,17 +252,20 @@ class AgentEvol(OfflineAlgorithm):
         same_item = group.item_id is None or record.item_id == group.item_id
         return same_item and record.max_episode_steps == self.horizons[name]
 
-    def _keep(self, episodes: Sequence[Episode]) -> SampleFile:
-        """Return the samples that carry a weight."""
-        maker, kept = self.sample_maker(), SampleFile(self.trajectories_path.parent)
-        streams = [stream for episode in episodes for stream in episode.streams.values() if stream.turns]
-        return_N = torch.tensor([stream.total_reward for stream in streams], dtype=torch.float64)
+    def _keep(self, episodes: Sequence[Episode], kept: SampleFile) -> None:
+        """Append the samples that carry a weight: of each task the first `keep_per_item`, in the order of play."""
+        maker, most = self.sample_maker(), self.config.keep_per_item
+        streams = [(e, stream) for e in episodes for stream in e.streams.values() if stream.turns]
+        return_N = torch.tensor([stream.total_reward for _, stream in streams], dtype=torch.float64)
         weight_N = evolution_weight(return_N, kind=self.config.keep, threshold=self.config.threshold)
-        for stream, weight in zip(streams, weight_N.tolist(), strict=True):
-            sample = maker.of_turns(stream.turns) if weight > 0 else None
-            if sample is not None:
+        num_kept: Counter[tuple[int, Any, str]] = Counter()
+        for (episode, stream), weight in zip(streams, weight_N.tolist(), strict=True):
+            item = (episode.group.env_index, episode.item_id, stream.agent_id)
+            if weight <= 0 or (most is not None and num_kept[item] >= most):
+                continue
+            if (sample := maker.of_turns(stream.turns)) is not None:
+                num_kept[item] += 1
                 kept.append(dataclasses.replace(sample, weight=sample.weight * np.float32(weight)))
-        return kept
 
     def _imitate(self, kept: SampleFile | None, *, num_epochs: int, seed: int) -> list[float]:
         """Train on the base data and on kept samples; returns the loss of each update."""
@@ -272,10 +289,19 @@ class AgentEvol(OfflineAlgorithm):
 
     @override(OfflineAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return super().get_state(*args, **kwargs) | {"trajectories_path": str(self.trajectories_path)}
+        mine = {
+            "trajectories_path": str(self.trajectories_path),
+            "kept": None if self.kept is None else list(self.kept),
+        }
+        return super().get_state(*args, **kwargs) | mine
 
     @override(OfflineAlgorithm)
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._first_generation = state["training_iteration"]
         self._earlier_path = state.get("trajectories_path")
+        self.kept = None
+        if state.get("kept") is not None:
+            self.kept = SampleFile(self.trajectories_path.parent)
+            for sample in state["kept"]:
+                self.kept.append(sample)

@@ -27,7 +27,8 @@ SAMPLE = "sample"
 class DPOConfig(OfflineConfig):
     """Configuration of DPO.
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290; `kind="ipo"`: Azar et al. 2023, arXiv:2310.12036.
+    Source: Rafailov et al. 2023, arXiv:2305.18290; `kind="ipo"`: Azar et al. 2023, arXiv:2310.12036; `reward_gap` and
+    `expert_threshold`: AgentGym, examples/dpo/make_dpo_dataset.py and train_dpo.sh.
 
     Differs: a pair is two whole episodes; the log-probability of one is summed over the assistant's tokens of all its
     turns, as in Song et al. 2024 (ETO), arXiv:2403.02502.
@@ -37,6 +38,8 @@ class DPOConfig(OfflineConfig):
         super().__init__(algo_class=algo_class or DPO)
         self.data = SAMPLE
         self.pairs_within: str = "task"
+        self.reward_gap: float = 0.1
+        self.expert_threshold: float | None = 0.9
         self.num_sampled_groups: int = 128
         self.beta: float = 0.1
         self.label_smoothing: float = 0.0
@@ -48,6 +51,8 @@ class DPOConfig(OfflineConfig):
         self,
         *,
         pairs_within: Literal["task", "group"] = NotProvided,
+        reward_gap: float = NotProvided,
+        expert_threshold: float | None = NotProvided,
         num_sampled_groups: int = NotProvided,
         **kwargs: Any,
     ) -> Self:
@@ -60,9 +65,16 @@ class DPOConfig(OfflineConfig):
         Args:
             pairs_within: which episodes the best and the worst are taken of: all of the same `task`, or those of a
                 `group`, which were sampled together.
+            reward_gap: how much better the chosen episode must be than the rejected one, at least.
+            expert_threshold: the least return of a chosen episode; None asks for none.
             num_sampled_groups: groups to play for `data: sample`.
         """
-        self._set(pairs_within=pairs_within, num_sampled_groups=num_sampled_groups)
+        self._set(
+            pairs_within=pairs_within,
+            reward_gap=reward_gap,
+            expert_threshold=expert_threshold,
+            num_sampled_groups=num_sampled_groups,
+        )
         super().offline_data(**kwargs)
         return self
 
@@ -110,7 +122,7 @@ class DPOConfig(OfflineConfig):
         if self.in_evaluation:
             return
         who = type(self).__name__
-        self._check_at_least(label_smoothing=0, num_sampled_groups=1)
+        self._check_at_least(label_smoothing=0, num_sampled_groups=1, reward_gap=0)
         self._check_one_of(kind=("sigmoid", "ipo"), pairs_within=("task", "group"))
         if self.observation_weight:
             raise ConfigError(f"{who}: observation_weight must be 0; got {self.observation_weight!r}. Leave it out.")
@@ -212,7 +224,8 @@ class DPO(OfflineAlgorithm):
         if not pairs:
             raise RllmGymError(
                 f"DPO: data must have pairs; got none from {source}. Of trajectories, some {self.config.pairs_within} "
-                "needs episodes with different returns: sample more, or choose easier or harder tasks."
+                f"needs an episode with a return of at least {self.config.expert_threshold} and one that is lower by "
+                f"{self.config.reward_gap}: sample more, choose other tasks, or lower expert_threshold and reward_gap."
             )
         return samples
 
@@ -220,7 +233,12 @@ class DPO(OfflineAlgorithm):
         self, path: Path, samples: SampleFile, pairs: list[tuple[int, int]], maker: SampleMaker
     ) -> None:
         """Read twice: once for the returns, once for the episodes that make pairs."""
-        places = best_and_worst(path, within=self.config.pairs_within)  # type: ignore[arg-type]  # checked by validate
+        places = best_and_worst(
+            path,
+            within=self.config.pairs_within,  # type: ignore[arg-type]  # checked by validate
+            reward_gap=self.config.reward_gap,
+            expert_threshold=self.config.expert_threshold,
+        )
         wanted = {place for pair in places for place in pair}
         index: dict[int, int] = {}
         for place, record in enumerate(read_episodes(path)):

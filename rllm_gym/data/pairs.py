@@ -31,6 +31,9 @@ def read_dialogue_pairs(path: str | Path) -> Iterator[tuple[Dialogue, Dialogue]]
         yield chosen, rejected
 
 
+ROUNDING = 1e-6  # of returns that are summed up over turns
+
+
 @dataclass
 class _Extremes:
     """The best and the worst record of a task, by their places in reading order."""
@@ -47,7 +50,13 @@ class _Extremes:
             self.worst, self.worst_return = place, total_reward
 
 
-def best_and_worst(path: str | Path, *, within: Literal["task", "group"] = "task") -> list[tuple[int, int]]:
+def best_and_worst(
+    path: str | Path,
+    *,
+    within: Literal["task", "group"] = "task",
+    reward_gap: float = 0.0,
+    expert_threshold: float | None = None,
+) -> list[tuple[int, int]]:
     """Return which records make pairs: the best and the worst of each task, by their places in reading order.
 
     Tasks whose episodes all have the same return make none; episodes that failed, or in which nobody acted, do not
@@ -57,6 +66,8 @@ def best_and_worst(path: str | Path, *, within: Literal["task", "group"] = "task
         path: see `read_episodes`.
         within: `task` compares all episodes that begin with the same observation; `group` only those that were sampled
             together, by the same policy.
+        reward_gap: how much better the best one must be than the worst, at least.
+        expert_threshold: the least return of a best one; None asks for none.
     """
     found: dict[tuple[Any, ...], _Extremes] = {}
     place = -1
@@ -70,7 +81,14 @@ def best_and_worst(path: str | Path, *, within: Literal["task", "group"] = "task
                 key += (str(shard.parent), *record.group)
             total_reward = record.total_reward
             found.setdefault(key, _Extremes(place, place, total_reward, total_reward)).add(place, total_reward)
-    return [(e.best, e.worst) for e in found.values() if e.best_return > e.worst_return]
+    least = float("-inf") if expert_threshold is None else expert_threshold
+    return [
+        (e.best, e.worst)
+        for e in found.values()
+        if e.best_return > e.worst_return
+        and e.best_return - e.worst_return >= reward_gap - ROUNDING
+        and e.best_return >= least - ROUNDING
+    ]
 
 
 def task_key(record: EpisodeRecord) -> tuple[Any, ...]:

@@ -80,17 +80,16 @@ def test_each_generation_begins_with_the_base_model_and_a_fresh_optimizer_if_tol
 def test_an_episode_counts_by_its_return_or_not_at_all_below_the_threshold(tiny_model, build):
     algo = build(evol_config(tiny_model))
     groups = algo.task_sampler.groups(0, 4)
-    played, _ = algo.sample(groups, max_episode_steps=3)
-    episodes = [episode.custom_data.pop("episode") for episode in played]
+    episodes, _ = algo.sample(groups, max_episode_steps=algo.horizons)
     returns = [episode.streams["agent"].total_reward for episode in episodes]
     by_reward = algo._keep(episodes)
-    weights = [by_reward[k].weights.max() for k in range(len(by_reward))]
+    weights = [by_reward[k].weight.max() for k in range(len(by_reward))]
     assert weights == pytest.approx([value for value in returns if value > 0])
     algo.config._is_frozen = False
     algo.config.keep, algo.config.threshold = "threshold", sorted(returns)[-5]
     above = algo._keep(episodes)
     assert len(above) == sum(value >= sorted(returns)[-5] for value in returns)
-    assert {above[k].weights.max() for k in range(len(above))} == {1.0}
+    assert {above[k].weight.max() for k in range(len(above))} == {1.0}
 
 
 def test_an_interrupted_generation_takes_its_finished_episodes_from_the_store(tiny_model, build, tmp_path):
@@ -119,9 +118,9 @@ def test_an_interrupted_generation_takes_its_finished_episodes_from_the_store(ti
         resumed.sample = lambda groups, **kwargs: played.extend(groups) or sample_again(groups, **kwargs)
         result = resumed.train()
         assert [group.key[1:] for group in played] == [(1, 4), (1, 5), (1, 6), (1, 7)]
-        assert result["num_episodes_from_store"] == 32
+        assert result["num_episodes_from_trajectories"] == 32
         assert result["env_runners"]["num_episodes"] == 64
-        assert resumed.train()["num_episodes_from_store"] == 0
+        assert resumed.train()["num_episodes_from_trajectories"] == 0
     finally:
         resumed.stop()
 
@@ -130,7 +129,7 @@ def test_an_interrupted_generation_takes_its_finished_episodes_from_the_store(ti
     algo.restore_from_path(path)
     algo._first_generation = -1  # it takes nothing from the store
     straight = algo.train()
-    assert straight["num_episodes_from_store"] == 0
+    assert straight["num_episodes_from_trajectories"] == 0
     for name in ("episode_return_mean", "num_sampled_tokens"):
         assert straight["env_runners"][name] == result["env_runners"][name], name
 

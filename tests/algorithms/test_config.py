@@ -34,7 +34,7 @@ def validated(**options) -> GRPOConfig:
             "engine_options are vLLM's; got {'seed': 1} with engine: transformers. Remove it.",
         ),
         ({"zero_stage": 4}, "zero_stage must be one of 0, 1, 2, 3; got 4."),
-        ({"importance_correction": "truncated"}, "Set old_logp: recompute."),
+        ({"importance_correction": "token"}, "Set old_logp: recompute."),
         ({"lr": [[0, 1e-4], [9, 1e-5]]}, "lr must be a number"),
         ({"kl_kind": "k9"}, "kl_kind must be one of k1, k2, k3, low_variance; got 'k9'."),
         ({"clip_low": -1}, "clip_low must be a number of at least 0; got -1."),

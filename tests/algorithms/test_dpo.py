@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from rllm_gym.learner.samples import Pair
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.dpo import DPO, DPOConfig
 from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.learner.batch import deal
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 from tests.algorithms.offline_helpers import make_samples, offline_config
 from tests.learner.learner_helpers import distance, gradient, largest, make_config, make_group, step
@@ -25,20 +25,23 @@ def make_pairs(num):
     rng = np.random.default_rng(5)
 
     def ref_logp(sample):
-        return float(-7.0 * (sample.weights[1:] > 0).sum() + rng.normal())
+        return float(-7.0 * (sample.weight[1:] > 0).sum() + rng.normal())
 
-    return [Pair(a, b, ref_logp(a), ref_logp(b)) for a, b in zip(samples[::2], samples[1::2], strict=True)]
+    for k, sample in enumerate(samples):
+        sample.pair, sample.is_chosen, sample.ref_logp_sum = k // 2, k % 2 == 0, ref_logp(sample)
+    return samples
 
 
 def plain_gradient(base_model, pairs, loss_of_margin):
     lm = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
 
     def logp_of(sample):
-        ids, mask = torch.tensor(sample.token_ids), torch.tensor(sample.weights > 0)
+        ids, mask = torch.tensor(sample.tokens), torch.tensor(sample.weight > 0)
         logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
         return logp[mask[1:]].sum()
 
-    margins = [logp_of(p.chosen) - p.ref_chosen_logp - (logp_of(p.rejected) - p.ref_rejected_logp) for p in pairs]
+    over_reference = [logp_of(sample) - sample.ref_logp_sum for sample in pairs]
+    margins = [chosen - rejected for chosen, rejected in zip(over_reference[::2], over_reference[1::2], strict=True)]
     loss = torch.stack([loss_of_margin(margin) for margin in margins]).mean()
     loss.backward()
     gradient = {f"lm.{name}": parameter.grad.numpy() for name, parameter in lm.named_parameters()}
@@ -73,11 +76,15 @@ def test_two_learners_change_no_gradient_and_no_reference(tiny_model, ray_cluste
     one = make_group(make_config(tiny_model, "DPO"))
     two = make_group(make_config(tiny_model, "DPO", zero_stage=stage, num_learners=2, tokens_per_micro_batch=80))
     try:
-        shards = [pairs[:3], pairs[3:]]
-        [alone] = [r.get() for r in one.foreach_learner(lambda learner: learner.pair_logps([pairs]))]
-        both = dict(r.get() for r in two.foreach_learner(lambda learner: learner.pair_logps(shards)))
-        assert np.allclose(alone[1], np.concatenate([both[0], both[1]]), atol=1e-3)
-        assert alone[1].shape == (5, 2)
+        shards = deal(pairs, 2)
+
+        def logps_of(group, shards):
+            scored = group.foreach_learner(lambda learner: learner.score(pairs, shards, ["trainer_logp"]))
+            found = dict(part for result in scored for part in result.get())
+            return [found[k]["trainer_logp"].sum(dtype=np.float64) for k in range(len(pairs))]
+
+        assert np.allclose(logps_of(one, [range(len(pairs))]), logps_of(two, shards), atol=1e-3)
+        assert sorted(k // 2 for shard in shards for k in shard[::2]) == [0, 1, 2, 3, 4]
         whole = gradient(one, pairs)
         assert distance(whole, gradient(two, pairs)) < 1e-5 * largest(whole)
     finally:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import itertools
 
 import numpy as np
 import pytest
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllm_gym.algorithms.grpo import PRESETS
+from rllm_gym.algorithms.policy_gradient import Sampled
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import ConfigError
-from rllm_gym.learner.connectors import ADVANTAGE, GROUP
-from rllm_gym.types import Episode, TaskGroup
+from rllm_gym.training.rollouts import Rollouts
+from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
 HALF = 1 / np.sqrt(2)
+NUMBERS = itertools.count()
 
 
 def config_of(method: str, **options):
@@ -30,107 +31,185 @@ def algorithm(method: str, **options):
     return algo
 
 
-def stream_of(*turns, group: int = 0) -> SingleAgentEpisode:
+def sample_of(*turns, group: int = 0, episode: str = "", is_success: bool = False) -> Sample:
     """An episode of turns (observation id, reward); every observation and action is one token."""
-    episode = SingleAgentEpisode(
-        observations=[np.array([seen]) for seen, _ in turns] + [np.array([99])],
-        actions=[np.array([1])] * len(turns),
-        rewards=[reward for _, reward in turns],
-        terminated=True,
-        len_lookback_buffer=0,
-    )
-    task = TaskGroup((0, 0, group), f"task {group}", 1)
-    episode.custom_data["episode"] = Episode(f"{group}", task, 0, 0, item_id=task.item_id)
-    return episode
+    made = [
+        Turn(np.array([seen]), np.array([1]), np.zeros(1, np.float32), 0, env_step, reward)
+        for env_step, (seen, reward) in enumerate(turns)
+    ]
+    return Sample.of_turns(made, group=group, episode=episode or str(next(NUMBERS)), is_success=is_success)
 
 
-def advantages_of(expected):
-    return [value if value is None else pytest.approx(value, abs=1e-5) for value in expected]
+def four_episodes() -> list[Sample]:
+    """Returns 1 and 0 in group 0, 0.5 and 0.5 in group 5."""
+    return [
+        sample_of((1, 0.0), (2, 1.0), group=0, episode="a"),
+        sample_of((1, 0.0), group=0, episode="b"),
+        sample_of((1, 0.5), group=5, episode="c"),
+        sample_of((1, 0.0), (3, 0.5), group=5, episode="d"),
+    ]
 
 
-STREAMS = [stream_of((1, 0.0), (2, 1.0)), stream_of((1, 0.0)), stream_of((1, 0.5)), stream_of((1, 0.0), (3, 0.5))]
-GROUPS = [0, 0, 5, 5]  # returns 1, 0 and 0.5, 0.5
+def advantages(algo, samples) -> list[list[float]]:
+    """What each sampled token gets, row by row."""
+    rollouts = Rollouts(samples)
+    rollouts.set_column("advantage", algo.advantage(rollouts))
+    return [sample.advantage[sample.weight != 0].tolist() for sample in samples]
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "expected"),
-    [
-        ("GRPO", {}, [HALF, -HALF, None, None]),
-        ("GRPO", {"preset": "dr_grpo"}, [0.5, -0.5, None, None]),
-        ("GRPO", {"preset": "gspo"}, [HALF, -HALF, None, None]),
-        ("RLOO", {}, [1.0, -1.0, None, None]),
-        ("ReinforcePP", {}, [0.0] * 4),  # whitened by the learners, from the rewards
-        ("ReinforcePP", {"baseline": "group", "group_size": 2}, [0.5, -0.5, 0.0, 0.0]),  # whitened with the zeros
-        # With the KL in the reward only the learners know the returns; no group is dropped.
-        ("GRPO", {"kl_in": "reward", "kl_coeff": 0.1}, [0.0] * 4),
-        ("RLOO", {"kl_coeff": 0.1}, [0.0] * 4),
-    ],
-)
-def test_the_driver_compares_returns_within_groups(method, options, expected):
-    assert algorithm(method, **options).compute_advantages(STREAMS, GROUPS) == advantages_of(expected)
+def dropped(algo, samples) -> set[int]:
+    rollouts = Rollouts(samples)
+    return algo._groups_to_drop(rollouts, algo.advantage(rollouts))
+
+
+# Whitened: [.5, .5], [-.5], [0], [0, 0] have mean 1/12 and sample variance (.75 - 6/144) / 5 = .141667, deviation .376386.
+WHITE = [(x - 1 / 12) / 0.376386 for x in (0.5, -0.5, 0.0)]
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "is_stored"),
+    ("method", "options", "expected", "dropped_groups"),
     [
-        ("GRPO", {}, True),
-        ("RLOO", {"kl_coeff": 0.1}, False),  # the learners compare what the KL has left of the returns
-        ("ReMax", {}, True),
-        ("ReinforcePP", {}, False),
-        ("ReinforcePP", {"baseline": "group", "group_size": 2, "kl_in": "loss", "kl_coeff": 0.1}, True),
-        ("PPO", {}, False),
+        ("GRPO", {}, [[HALF, HALF], [-HALF], [0.0], [0.0, 0.0]], {5}),
+        ("GRPO", {"preset": "dr_grpo"}, [[0.5, 0.5], [-0.5], [0.0], [0.0, 0.0]], {5}),
+        ("GRPO", {"preset": "gspo"}, [[HALF, HALF], [-HALF], [0.0], [0.0, 0.0]], {5}),
+        ("RLOO", {}, [[1.0, 1.0], [-1.0], [0.0], [0.0, 0.0]], {5}),
+        (
+            "ReinforcePP",
+            {"baseline": "group", "group_size": 2},
+            [[WHITE[0]] * 2, [WHITE[1]], [WHITE[2]], [WHITE[2]] * 2],
+            set(),
+        ),
     ],
 )
-def test_only_advantages_that_the_driver_made_are_stored(method, options, is_stored):
-    algo, stored = algorithm(method, **options), []
-    [episode] = played = [stream_of((1, 1.0))]
-    episode.custom_data.update({ADVANTAGE: 0.5, GROUP: 0})
-    algo._iteration, algo.max_episode_steps, algo.num_empty_steps = 3, 2, 0
-    algo._sample_groups = lambda step: (played, [], 1)
-    algo.store = lambda step, episodes, with_advantages: stored.append((step, with_advantages))
-    algo.update = algo.sync_weights = lambda *args: None
-    algo.log_episodes = lambda *args: {"num_sampled_tokens": 1}
-    algo.metrics = SimpleNamespace(log_dict=lambda *args, **kwargs: None)
-    algo.training_step()
-    assert stored == [(3, played if is_stored else [])]
+def test_returns_are_compared_within_groups(method, options, expected, dropped_groups):
+    algo = algorithm(method, **options)
+    found = advantages(algo, four_episodes())
+    assert [pytest.approx(row, abs=1e-5) for row in expected] == found
+    assert dropped(algo, four_episodes()) == dropped_groups
+
+
+def test_reinforce_pp_whitens_the_returns_to_go_of_all_tokens():
+    # Returns to go 1, 1; 0; .5; .5, .5: mean 3.5 / 6, squares 2.75, variance (2.75 - 3.5 ** 2 / 6) / 5 = .141667.
+    expected = [[0.41667 / 0.376386] * 2, [-0.58333 / 0.376386], [-0.08333 / 0.376386], [-0.08333 / 0.376386] * 2]
+    algo = algorithm("ReinforcePP")
+    assert [pytest.approx(row, abs=1e-4) for row in expected] == advantages(algo, four_episodes())
+    assert dropped(algo, four_episodes()) == set()
+
+
+def test_a_kl_in_the_reward_moves_the_returns_that_are_compared():
+    algo = algorithm("RLOO", kl_coeff=0.5)
+    samples = four_episodes()[:2]
+    for sample, ref in zip(samples, (-0.2, -0.4), strict=True):
+        sample.ref_logp = np.full(len(sample), ref, np.float32)
+    rollouts = Rollouts(samples)
+    algo.kl_coeff = {}
+    rollouts.reward_NK = algo._kl_shaped_reward("default_policy", rollouts)
+    # k1 = 0 - ref_logp = 0.2 for each of the first's two tokens, 0.4 for the second's one: returns 1 - 0.2 and 0 - 0.2.
+    assert algo.advantage(rollouts).tolist() == pytest.approx([1.0, -1.0])
+    algo.kl_coeff = {"default_policy": 1.0}  # it has followed its target
+    rollouts = Rollouts(samples)
+    rollouts.reward_NK = algo._kl_shaped_reward("default_policy", rollouts)
+    assert rollouts.return_N.tolist() == pytest.approx([0.6, -0.4])
+
+
+def test_groups_are_dropped_by_advantage_by_success_or_not_at_all():
+    samples = [
+        sample_of((1, 1.0), group=0, episode="a", is_success=True),
+        sample_of((1, 0.9), group=0, episode="b", is_success=True),
+        sample_of((1, 0.5), group=1, episode="c", is_success=True),
+        sample_of((1, 0.5), group=1, episode="d"),
+    ]
+    assert dropped(algorithm("GRPO"), samples) == {1}
+    assert dropped(algorithm("GRPO", filter_groups="success"), samples) == {0}
+    assert dropped(algorithm("GRPO", preset="dapo"), samples) == {0}
+    assert dropped(algorithm("GRPO", filter_groups="off"), samples) == set()
 
 
 def test_step_groups_give_every_turn_its_own_advantage():
     # Group 0 at gamma 0.5: episodes 1, 0 -> 0.5, -0.5; turns that saw 1: 0.5, 0 -> 0.25, -0.25; the one that saw 2 is
     # alone. Group 5: equal returns, but turns that saw 1: 0.5 at once, or 0.25 discounted: 0.125, -0.125.
     algo = algorithm("GRPO", preset="gigpo", step_gamma=0.5, normalize_std=False)
-    expected = [[0.75, 0.5], [-0.75], [0.125], [-0.125, 0.0]]
-    assert algo.compute_advantages(STREAMS, GROUPS) == advantages_of(expected)
-    nothing = [stream_of((1, 0.0)), stream_of((1, 0.0))]
-    assert algo.compute_advantages(nothing, [0, 0]) == [None, None]
+    assert advantages(algo, four_episodes()) == [[0.75, 0.5], [-0.75], [0.125], [-0.125, 0.0]]
+    assert dropped(algo, [sample_of((1, 0.0)), sample_of((1, 0.0))]) == {0}
 
 
 def test_long_episodes_are_worth_less_with_a_buffer():
     # max_model_len 10, buffer 0.5 of it: 4 tokens cost nothing, 8 cost (8 - 5) / 5 = 0.6.
-    short, long = stream_of((1, 0.0), (2, 1.0)), stream_of((1, 0.0), (2, 0.0), (3, 0.0), (4, 1.0))
     options = {"max_model_len": 10, "max_new_tokens": 2, "overlong_buffer": 0.5, "normalize_std": False}
-    assert algorithm("GRPO", **options).compute_advantages([short, long], [0, 0]) == advantages_of([0.3, -0.3])
-    by_turns = algorithm("GRPO", **options, step_weight=1.0, step_gamma=1.0)
-    first, second = by_turns.compute_advantages([short, long], [0, 0])
+    samples = [sample_of((1, 0.0), (2, 1.0)), sample_of((1, 0.0), (2, 0.0), (3, 0.0), (4, 1.0))]
+    first, second = advantages(algorithm("GRPO", **options), samples)
+    assert first == pytest.approx([0.3] * 2) and second == pytest.approx([-0.3] * 4)
+    first, second = advantages(algorithm("GRPO", **options, step_weight=1.0, step_gamma=1.0), samples)
     # Both were in states 1 and 2, where their step returns are 1 and 0.4, too; states 3 and 4 were met once.
     assert first == pytest.approx([0.6, 0.6], abs=1e-6)
     assert second == pytest.approx([-0.6, -0.6, -0.3, -0.3], abs=1e-6)
 
 
+def played_episode(task: TaskGroup, reward: float) -> Episode:
+    turn = Turn(np.array([1]), np.array([1]), np.zeros(1, np.float32), 0, 0, reward)
+    return Episode("x", task, 0, 0, streams={AGENT: Stream(AGENT, "default_policy", [turn])}, end_reason="terminated")
+
+
 def test_remax_compares_with_the_greedy_episode_of_the_task_and_drops_tasks_without_one():
     algo = algorithm("ReMax")
-    algo.max_episode_steps = 3
-    streams = [stream_of((1, 1.0), group=4), stream_of((1, 0.0), group=7), stream_of((1, 0.5), group=9)]
+    algo.horizons = {"TextCraft-v0": 3}
+    tasks = [TaskGroup((0, 0, k), f"task {k}", 8) for k in (4, 7, 9)]
+    algo.sampled = Sampled(tasks=tasks)
+    samples = [sample_of((1, reward), group=group) for group, reward in enumerate((1.0, 0.0, 0.5))]
     asked = []
 
     def sample(groups, *, max_episode_steps, greedy):
         asked.append(([(group.key, group.item_id, group.size) for group in groups], max_episode_steps, greedy))
-        return [stream_of((1, 0.5), group=9), stream_of((1, 0.25), group=4)], []  # group 7's environment failed
+        return [played_episode(tasks[2], 0.5), played_episode(tasks[0], 0.25)], []  # task 7's environment failed
 
     algo.sample = sample
-    assert algo.compute_advantages(streams, [0, 1, 2]) == advantages_of([0.75, None, None])  # 9: equal, no signal
-    tasks = [((0, 0, 4), "task 4", 1), ((0, 0, 7), "task 7", 1), ((0, 0, 9), "task 9", 1)]
-    assert asked == [(tasks, 3, True)]
+    assert algo.advantage(Rollouts(samples)).tolist() == [0.75, 0.0, 0.0]  # 9: equal, no signal
+    played = [((0, 0, 4), "task 4", 1), ((0, 0, 7), "task 7", 1), ((0, 0, 9), "task 9", 1)]
+    assert asked == [(played, {"TextCraft-v0": 3}, True)]
+
+
+def test_overlong_episodes_are_left_out_of_the_loss_but_count_in_their_group():
+    algo = algorithm("GRPO", overlong_filter=True)
+    task = TaskGroup((0, 0, 0), "task", 2)
+    episodes = [played_episode(task, 1.0), played_episode(task, 0.0)]
+    episodes[0].episode_id, episodes[1].episode_id, episodes[1].end_reason = "a", "b", "context_limit"
+    algo.sampled, algo.metrics = Sampled(), _Metrics()
+    algo._scores_for_advantage, algo._max_tokens_to_bootstrap = [], None
+    algo._assess(episodes)
+    assert [(sample.episode, sample.advantage.max()) for sample in algo.sampled.trained] == [
+        ("a", pytest.approx(HALF, abs=1e-5))
+    ]
+    assert len(algo.sampled.samples) == 2
+
+
+class _Metrics:
+    def log_dict(self, *args, **kwargs):
+        pass
+
+
+def test_an_invalid_action_costs_its_turn_the_penalty():
+    algo = algorithm("GRPO", preset="gigpo", kl_coeff=0.0)
+    task = TaskGroup((0, 0, 0), "task", 2)
+    episode = played_episode(task, 1.0)
+    episode.streams[AGENT].turns[0].is_invalid_action = True
+    algo.sampled, algo._max_tokens_to_bootstrap = Sampled(), None
+    [sample] = algo._samples_of([episode])
+    assert sample.reward.tolist() == pytest.approx([0.0, 0.9])
+    assert episode.streams[AGENT].turns[0].reward == 1.0  # what is stored is what the environment gave
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({"max_model_len": 2048, "max_new_tokens": 64, "max_episode_steps": 4}, 256),
+        ({"max_model_len": 200, "max_new_tokens": 64, "max_episode_steps": 4}, 200),
+        ({"max_model_len": 2048, "max_new_tokens": 64}, 2048),
+        ({"max_new_tokens": 64, "scaling_inter": {"type": "stepwise", "horizons": [2, 6], "steps_per_stage": 9}}, 384),
+        ({"loss_constant": 1000}, 1000),
+    ],
+)
+def test_a_constant_average_divides_by_what_an_episode_can_sample(options, tokens):
+    assert config_of("GRPO", preset="dr_grpo", **options).num_loss_tokens == tokens
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -150,9 +229,14 @@ def test_a_preset_sets_its_options_and_those_beside_it_win_in_any_order(preset):
     ("method", "options", "message"),
     [
         ("GRPO", {"preset": "dr_gspo"}, "GRPOConfig: no preset has this name; got 'dr_gspo'. Did you mean"),
-        ("GRPO", {"ratio_level": "sequence"}, "loss_average: sequences and importance_correction: off"),
-        ("GRPO", {"preset": "gigpo", "kl_in": "reward", "kl_coeff": 0.1}, "Set kl_in: loss"),
-        ("GRPO", {"loss_average": "words"}, "loss_average must be one of tokens, sequences, constant; got 'words'."),
+        ("GRPO", {"ratio_level": "sequence"}, "ratio_level: sequence needs loss_average: sequences or episodes"),
+        ("GRPO", {"loss_average": "words"}, "must be one of tokens, sequences, episodes, constant; got 'words'."),
+        ("GRPO", {"importance_correction": "token"}, "got old_logp: rollout. Set old_logp: recompute."),
+        ("GRPO", {"importance_veto": 1e-4}, "importance_veto goes with an importance_correction; got off."),
+        ("GRPO", {"dual_clip": 0.5}, "dual_clip must be a number of at least 1; got 0.5."),
+        ("PPO", {"bootstrap": "always"}, "bootstrap must be one of never, truncated; got 'always'."),
+        ("PPO", {"top_p": 0.9}, "top_p and top_k must be off (1.0 and 0) in training"),
+        ("RLOO", {"top_k": 50}, "of another distribution than the trainer's; got 1.0 and 50."),
         ("GRPO", {"overlong_buffer": 2}, "overlong_buffer must be between 0 and 1; got 2."),
         ("RLOO", {"group_size": 1}, "RLOOConfig: group_size must be at least 2"),
         ("RLOO", {"kl_in": "prompt"}, "kl_in must be one of loss, reward; got 'prompt'."),

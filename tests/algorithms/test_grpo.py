@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 
 from rllm_gym.algorithms.grpo import GRPO
 from rllm_gym.data import read_episodes
@@ -76,7 +77,7 @@ def test_every_metric_is_finite_in_every_result_also_when_all_groups_are_dropped
         result = algo.train()
         assert not not_finite(result)
     names = set(numbers(result))
-    algo.compute_advantages = lambda streams, group: [None] * len(streams)
+    algo.advantage = lambda rollouts: torch.zeros(len(rollouts))
     before = module_weights(algo)
     result = algo.train()
     assert set(numbers(result)) == names
@@ -95,13 +96,13 @@ def test_dropped_groups_are_refilled_within_the_budget(tiny_model, build):
     asked = []
     sample = algo.sample
     algo.sample = lambda groups, **kwargs: asked.append(list(groups)) or sample(groups, **kwargs)
-    algo.compute_advantages = lambda streams, group: [None if g in (0, 2) else 1.0 for g in group]
+    algo.advantage = lambda rollouts: 1.0 - torch.isin(rollouts.group_N, torch.tensor([0, 2])).float()
     result = algo.train()
     assert [len(groups) for groups in asked] == [2, 1, 1]  # 0 is dropped, then 2 in its place, then 3 is kept
     assert len({group.key for groups in asked for group in groups}) == 4
     assert (result["num_groups"], result["num_groups_dropped"]) == (4, 2)
     assert result["env_runners"]["num_episodes"] == 16
-    algo.compute_advantages = lambda streams, group: [None] * len(group)
+    algo.advantage = lambda rollouts: torch.zeros(len(rollouts))
     assert algo.train()["num_groups"] == 6
 
 

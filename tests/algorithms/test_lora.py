@@ -51,8 +51,8 @@ def test_adapters_alone_are_trained_and_samplers_and_export_have_the_merged_mode
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     algo.sync_weights()  # DPO does so when it is to play
-    played, _ = algo.sample(algo.task_sampler.groups(9, 1), max_episode_steps=2)
-    episodes = [episode.custom_data["episode"] for episode in played]
+    played, _ = algo.sample(algo.task_sampler.groups(9, 1), max_episode_steps=algo.horizons)
+    episodes = played
     assert max(distance(exported, episode) for episode in episodes) < 1e-3
     assert max(distance(base, episode) for episode in episodes) > 0.05
 

@@ -71,7 +71,7 @@ def test_agent_evol_explores_several_environments_beside_all_their_experts(tiny_
     assert turns == {4: 12, 6: 4}
     # Of the experts' 40 episodes three quarters are of the first environment; a turn's answer is three letters and its
     # end.
-    learnt = Counter(int((algo.samples[k].weights > 0).sum()) for k in range(len(algo.samples)))
+    learnt = Counter(int((algo.samples[k].weight > 0).sum()) for k in range(len(algo.samples)))
     assert learnt == {4 * 4: 30, 6 * 4: 10}
     assert result["num_base_samples"] == 40 and 0 < result["num_kept_samples"] <= 16
 

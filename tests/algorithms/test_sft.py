@@ -37,19 +37,19 @@ def talk(*texts):
 
 
 def learnt(chat, sample) -> str:
-    return chat.decode(sample.token_ids[sample.weights > 0])
+    return chat.decode(sample.tokens[sample.weight > 0])
 
 
 def test_a_conversation_becomes_what_the_template_renders_and_only_the_assistant_is_learnt(chat):
     messages = ({"role": "system", "content": "Be brief."}, *talk("a?", "one", "b?", "two"))
     sample = SampleMaker(chat, 512).of_dialogue(Dialogue(messages, (False, False, True, False, True)))
     rendered = chat.tokenizer.apply_chat_template(list(messages), return_dict=False)
-    assert sample.token_ids.tolist() == rendered[: len(sample)]
+    assert sample.tokens.tolist() == rendered[: len(sample)]
     assert chat.decode(rendered[len(sample) :]) == "\n"
     assert learnt(chat, sample) == "one<|im_end|>two<|im_end|>"
     partly = SampleMaker(chat, 512).of_dialogue(Dialogue(messages, (False, False, False, False, True)))
     assert learnt(chat, partly) == "two<|im_end|>"
-    assert partly.token_ids.tolist() == sample.token_ids.tolist()
+    assert partly.token_ids.tolist() == sample.tokens.tolist()
 
 
 def test_what_is_too_long_is_cut_after_a_whole_turn_and_nothing_to_learn_is_left_out(chat):
@@ -78,10 +78,10 @@ def test_stored_ids_are_taken_as_they_were_sampled(chat):
     ids = [chat.encode_action(letter)[0] for letter in "abc"]  # cut by a limit: no end of turn
     record = stored(chat, ids, "abc")
     sample = SampleMaker(chat, 512).of_record(record)
-    assert sample.token_ids.tolist() == [*record.turns[0].observation_ids, *ids]
-    assert sample.weights.tolist() == [0.0] * len(record.turns[0].observation_ids) + [1.0] * 3
+    assert sample.tokens.tolist() == [*record.turns[0].observation_ids, *ids]
+    assert sample.weight.tolist() == [0.0] * len(record.turns[0].observation_ids) + [1.0] * 3
     weighed = SampleMaker(chat, 512, observation_weight=0.25).of_record(record)
-    assert set(weighed.weights[:-3]) == {0.25}
+    assert set(weighed.weight[:-3]) == {0.25}
 
 
 def test_a_store_of_another_tokenizer_is_refused_unless_it_is_encoded_anew(chat):
@@ -126,10 +126,10 @@ def test_a_function_of_ones_own_may_make_the_samples(chat, monkeypatch):
 def plain_gradient(base_model, samples):
     """The gradient of the mean negative log-likelihood with whole logits, one sample at a time, by torch alone."""
     lm = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
-    num_tokens = sum((sample.weights[1:] > 0).sum() for sample in samples)
+    num_tokens = sum((sample.weight[1:] > 0).sum() for sample in samples)
     total = 0.0
     for sample in samples:
-        ids, weights = torch.tensor(sample.token_ids), torch.tensor(sample.weights)
+        ids, weights = torch.tensor(sample.tokens), torch.tensor(sample.weight)
         logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
         loss = -(logp * weights[1:]).sum() / float(num_tokens)
         loss.backward()
@@ -172,7 +172,7 @@ def test_the_temperature_of_sampling_changes_nothing_of_what_is_learnt(tiny_mode
 def test_a_weight_scales_what_its_token_adds(tiny_model):
     [sample] = make_samples(1)
     once = gradient(make_group(make_config(tiny_model, "SFT")), [sample])
-    half = type(sample)(sample.token_ids, sample.weights * np.float32(0.5))
+    half = type(sample)(sample.tokens, sample.weight * np.float32(0.5))
     halved = gradient(make_group(make_config(tiny_model, "SFT")), [half])
     assert distance(once, {name: value * 2 for name, value in halved.items()}) < 1e-5 * largest(once)
 
