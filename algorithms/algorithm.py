@@ -26,7 +26,7 @@ from rllm_gym.callbacks.scaling_inter import Stage
 from rllm_gym.checkpoints import write_manifest
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.rollout.env_runner import RLlibEpisode, SampleResult
-from rllm_gym.rollout.environments import Horizon, horizon_of
+from rllm_gym.rollout.environments import Horizon, check_evaluation, horizon_of
 from rllm_gym.types import Episode, TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class LLMAlgorithm(Algorithm):
     # --- set-up ---
 
     def setup(self, config: LLMConfig) -> None:
+        check_evaluation(config)
         self.max_episode_steps: Horizon = None  # the ScalingInter callback sets it ...
         self.horizon_stages: dict[str, Stage] = {}  # ... and keeps here what it has seen
         self.evaluation_on_start: dict[str, Any] | None = None

@@ -200,7 +200,7 @@ CASES = {
     "unknown env_config key": (
         "{depth: 1}",
         "{dept: 1}",
-        "x.yaml:7: TextCraftEnv: takes the keywords depth, split, item_ids, system_prompt; got 'dept'. "
+        "x.yaml:7: TextCraftEnv: takes the keywords depth, split, item_ids, splits, system_prompt; got 'dept'. "
         "Did you mean 'depth'?",
     ),
     "unknown split": (
@@ -212,6 +212,36 @@ CASES = {
         "groups_per_step: 2",
         "evaluation_interval: 5\n    evaluation_splits: [train, tset]",
         "x.yaml:9: TextCraftEnv: split must be one of train, eval, all; got 'tset'. Did you mean 'eval'?",
+    ),
+    "training items in an evaluation": (
+        "env_config: {depth: 1}",
+        "evaluation_interval: 5\n    env_config:\n      depth: 1\n      item_ids: [3, 4, 6, 17]",
+        "x.yaml:10: TextCraft-v0: item_ids in env_config hold for every split, so that evaluation would play what is "
+        "trained on; got them with evaluation on eval. Use splits: {train: ..., eval: ...} in place of item_ids, or "
+        "evaluate on train.",
+    ),
+    "training items in a split": (
+        "env_config: {depth: 1}",
+        "env_config:\n      splits: {train: [3, 17], eval: [textcraft_17]}",
+        "x.yaml:8: TextCraftEnv: splits must keep what is trained on apart; got 'textcraft_17' both in train and in "
+        "eval. Say in splits what train and eval hold.",
+    ),
+    "training items in the environment's own split": (
+        "env_config: {depth: 1}",
+        "evaluation_interval: 5\n    env_config:\n      splits: {train: [3, 6]}",
+        "x.yaml:9: TextCraftEnv: splits must keep what is trained on apart; got 'textcraft_6' both in train and in "
+        "eval. Say in splits what train and eval hold.",
+    ),
+    "no item of this name": (
+        "{depth: 1}",
+        "{splits: {hard: [textcarft_2]}}",
+        "x.yaml:7: TextCraftEnv: an item id is a number from 0 to 543, with or without \"textcraft_\" before it; got "
+        "'textcarft_2'. Did you mean 'textcraft_2'?",
+    ),
+    "no such split of the user's": (
+        "{depth: 1}",
+        "{splits: {hard: [2]}}\n    evaluation_interval: 5\n    evaluation_splits: [hrad]",
+        "x.yaml:9: TextCraftEnv: split must be one of train, eval, all, hard; got 'hrad'. Did you mean 'hard'?",
     ),
     "no such folder": (
         "base_model: tiny",
