@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.cli.experiment import Experiment
-from rllm_gym.cli.options import import_object, option_hints, takes_object, type_fault, unknown_option
+from rllm_gym.cli.options import option_hints, takes_object, type_fault, unknown_option
 from rllm_gym.cli.passed_on import passed_on_faults
 from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
 from rllm_gym.cli.sweeps import candidates, combinations, find_samplers, is_sampler, make_scheduler, sampler_fault
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.importing import import_object
 
 # What every result offers to `stop` at its top; below `env_runners/` and `evaluation/` the names are known too.
 RESULT_KEYS = (
@@ -199,7 +200,10 @@ def _value_faults(experiment: Experiment, name: str, value: Any, hint: Any) -> l
     found: list[tuple[KeyPath, str]] = []
     for candidate in values:
         reason = type_fault(name, candidate, hint)
-        found += [((name,), reason)] if reason else passed_on_faults(name, candidate)
+        if reason:
+            found.append(((name,), reason))
+        elif name != "engine_options" or experiment.config.get("engine", "vllm") == "vllm":
+            found += passed_on_faults(name, candidate)  # what they mean to another engine, that one says
     return [source.fault(("config", *path), reason) for path, reason in dict.fromkeys(found)]
 
 
@@ -208,7 +212,7 @@ def _with_objects(value: Any, hint: Any) -> Any:
         return value
     if isinstance(value, list):
         return [_with_objects(part, hint) for part in value]
-    return import_object(value) if isinstance(value, str) else value
+    return import_object("config:", value) if isinstance(value, str) else value
 
 
 def _env_id(experiment: Experiment, faults: list[str]) -> Any:

@@ -160,7 +160,37 @@ CASES = {
     "unknown choice": (
         "groups_per_step: 2",
         "engine: sglang",
-        "x.yaml:8: config.engine must be one of vllm, transformers; got 'sglang'.",
+        "x.yaml:8: engine: must be one of scripted, transformers, vllm, or \"module:name\"; got 'sglang'. "
+        "Did you mean 'transformers'?",
+    ),
+    "an engine's name for a number": (
+        "groups_per_step: 2",
+        "engine: 3",
+        "x.yaml:8: config.engine must be text or a class or function; got 3.",
+    ),
+    "engine in a module that is not there": (
+        "groups_per_step: 2",
+        "engine: rllm_gym.rollout.engins.scripted:ScriptedEngine",
+        "x.yaml:8: engine: must name a Python object as \"module:name\"; got "
+        "'rllm_gym.rollout.engins.scripted:ScriptedEngine' (No module named 'rllm_gym.rollout.engins'). "
+        "Did you mean 'rllm_gym.rollout.engines.scripted:ScriptedEngine'?",
+    ),
+    "something that is no engine": (
+        "groups_per_step: 2",
+        "engine: pathlib:Path",
+        "x.yaml:8: engine: must have the methods of rllm_gym.types.Engine; got 'pathlib:Path' without submit, step, "
+        "abort, load_weights, reset_prefix_cache, close. Write them.",
+    ),
+    "option that an engine has not": (
+        "groups_per_step: 2",
+        "engine: transformers\n    engine_options: {devise: cpu}",
+        "x.yaml:9: engine_options: the engine transformers takes device; got 'devise'. Did you mean 'device'?",
+    ),
+    "scripted engine without replies": (
+        "groups_per_step: 2",
+        "engine: scripted",
+        "x.yaml:8: engine_options: the engine scripted needs replies, a list of token ids for each; got none. "
+        "Set engine_options: {replies: [[...], ...]}.",
     ),
     "out of range": (
         "groups_per_step: 2",
@@ -173,7 +203,8 @@ CASES = {
         "callbacks_class: rllm_gym.callbacks.scaling_inter:Nope",
         "x.yaml:8: config.callbacks_class must name a Python object as \"module:name\"; "
         "got 'rllm_gym.callbacks.scaling_inter:Nope' "
-        "(module 'rllm_gym.callbacks.scaling_inter' has no attribute 'Nope').",
+        "(module 'rllm_gym.callbacks.scaling_inter' has no attribute 'Nope'). "
+        "Did you mean 'rllm_gym.callbacks.scaling_inter:ScalingInter'?",
     ),
     "horizon schedule": (
         "groups_per_step: 2",
@@ -185,6 +216,25 @@ CASES = {
         "run: GRPO",
         "run: GPRO",
         "x.yaml:2: run: no algorithm has this name; got 'GPRO'. Did you mean 'GRPO'?",
+    ),
+    "method in a module that is not there": (
+        "run: GRPO",
+        "run: rllm_gym.algorithms.gpro:GRPO",
+        "x.yaml:2: run: must name a Python object as \"module:name\"; got 'rllm_gym.algorithms.gpro:GRPO' (No module "
+        "named 'rllm_gym.algorithms.gpro'). Did you mean 'rllm_gym.algorithms.grpo:GRPO'?",
+    ),
+    "method that is not in the module": (
+        "run: GRPO",
+        "run: rllm_gym.algorithms.grpo:GPRO",
+        "x.yaml:2: run: must name a Python object as \"module:name\"; got 'rllm_gym.algorithms.grpo:GPRO' (module "
+        "'rllm_gym.algorithms.grpo' has no attribute 'GPRO'). Did you mean 'rllm_gym.algorithms.grpo:GRPO'?",
+    ),
+    "configuration for a method": (
+        "run: GRPO",
+        "run: rllm_gym.algorithms.grpo:GRPOConfig",
+        "x.yaml:2: run: must name a class derived from rllm_gym.algorithms.algorithm.LLMAlgorithm; got "
+        "'rllm_gym.algorithms.grpo:GRPOConfig', which is <class 'rllm_gym.algorithms.grpo.GRPOConfig'>. Name the "
+        "algorithm, not its configuration.",
     ),
     "missing env": (
         "  env: rllm_gym/TextCraft-v0\n",
