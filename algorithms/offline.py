@@ -267,7 +267,7 @@ class OfflineAlgorithm(LLMAlgorithm):
         config = self.config
         environments = config.environments
         if split is not None:
-            environments = [spec.with_options(split=split) for spec in environments]
+            environments = [spec.with_split(split) for spec in environments]
         tasks = TaskSampler(
             [item_ids_of(spec, None) for spec in environments],
             [spec.weight for spec in environments],

@@ -1,11 +1,11 @@
-"""The methods by name, as in YAML and on the command line; a class is imported only when it is asked for."""
+"""The methods by name or path, as in YAML and on the command line; a class is imported only when it is asked for."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.importing import import_object
 
 ALGORITHMS = {
     "GRPO": "rllm_gym.algorithms.grpo:GRPO",
@@ -22,10 +22,22 @@ ALGORITHMS = {
 def get_algorithm_class(name: str) -> Any:
     """Return the `Algorithm` class of a method.
 
+    Args:
+        name: a name in `ALGORITHMS`, or "module:Class" for a method of one's own.
+
     Raises:
         ConfigError: no such method; names the nearest one.
     """
-    if name not in ALGORITHMS:
+    if name in ALGORITHMS:
+        return import_object("run:", ALGORITHMS[name])
+    if ":" not in name:
         raise ConfigError(f"run: no algorithm has this name; got {name!r}. Did you mean {nearest(name, ALGORITHMS)!r}?")
-    module, _, attribute = ALGORITHMS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    from rllm_gym.training.algorithm import LLMAlgorithm
+
+    found = import_object("run:", name)
+    if not (isinstance(found, type) and issubclass(found, LLMAlgorithm)):
+        raise ConfigError(
+            f"run: must name a class derived from {LLMAlgorithm.__module__}.LLMAlgorithm; got {name!r}, which is "
+            f"{found!r:.100}. Name the algorithm, not its configuration."
+        )
+    return found

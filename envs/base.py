@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -14,7 +14,11 @@ from rllm_gym.envs.text_space import UnicodeText
 from rllm_gym.errors import ConfigError, nearest
 
 SPLITS = ("train", "eval", "all")
+RESERVED_SPLITS = ("all", "env_runners")  # every item; and all splits' metrics together, in RLlib's results
 MAX_TEXT_CHARS = 1 << 16  # longest text of an environment; web pages and long documents are cut by their environments
+
+# A list of item ids, or the path of a file with some.
+ItemIds: TypeAlias = Sequence[str | int] | str | Path
 
 
 def parse_action(text: str) -> str:
@@ -69,14 +73,18 @@ class TextEnv(gymnasium.Env[str, str]):
     Info keys: `item_id` (like "textcraft_17"), `category` (str, a label to report success by), `is_success` (bool).
 
     Args:
-        split: "train", "eval" or "all": what a reset without an item id draws from. None is "train", or "all" where
-            `item_ids` are given.
+        split: "train", "eval", "all" or a name in `splits`: what a reset without an item id draws from. None is
+            "train", or "all" where `item_ids` are given.
         item_ids: restricts the draws further: a list of item ids ("textcraft_17" or 17), or the path of a JSON or JSON
             Lines file with such ids or with {"item_id": "textcraft_17"} objects.
+        splits: other splits than the environment's own, or more: {"train": ..., "eval": ..., "any_name": ...}, each a
+            list or a file as for `item_ids`, or "train", "eval" or "all" for the environment's own. No split but
+            "train" may have an item of "train", which is the environment's own where it is left out.
         system_prompt: replaces the environment's instruction; "" means that there is none.
 
     Raises:
-        ConfigError: an unknown split or item id, a file that cannot be read, or nothing left to draw from.
+        ConfigError: an unknown split or item id, a file that cannot be read, a split with an item of "train", or
+            nothing left to draw from.
     """
 
     name: str = ""
@@ -87,7 +95,8 @@ class TextEnv(gymnasium.Env[str, str]):
         self,
         *,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         self.observation_space = UnicodeText(MAX_TEXT_CHARS)
@@ -100,7 +109,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self.split = split if split is not None else "train" if item_ids is None else "all"
         self.is_success = False
         self._index: int | None = None
-        self._selection = self._select(item_ids)
+        self._selection = self._select(item_ids, self._read_splits(splits))
 
     # What an environment writes.
 
@@ -176,21 +185,35 @@ class TextEnv(gymnasium.Env[str, str]):
         # Python refuses to convert thousands of digits.
         if digits.isascii() and digits.isdigit() and len(digits) < 16 and int(digits) < self.num_items:
             return int(digits)
+        if digits.isascii() and digits.isdigit():
+            close = self._item_id(self.num_items - 1)
+        else:
+            close = nearest(item_id, map(self._item_id, range(self.num_items)))
         raise ConfigError(
             f"{self._who}: an item id is a number from 0 to {self.num_items - 1}, with or without "
-            f'"{self.name}_" before it; got {item_id!r}. Choose one of these.'
+            f'"{self.name}_" before it; got {item_id!r}. Did you mean {close!r}?'
         )
 
-    def _select(self, item_ids: Sequence[str | int] | str | Path | None) -> tuple[int, ...]:
-        if self.split not in SPLITS:
+    def _select(self, item_ids: ItemIds | None, splits: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        known = dict.fromkeys((*SPLITS, *splits))
+        if self.split not in known:
             raise ConfigError(
-                f"{self._who}: split must be one of {', '.join(SPLITS)}; got {self.split!r}. "
-                f"Did you mean {nearest(self.split, SPLITS)!r}?"
+                f"{self._who}: split must be one of {', '.join(known)}; got {self.split!r}. "
+                f"Did you mean {nearest(self.split, known)!r}?"
             )
-        selection = tuple(self._split_indices(self.split))
+        selection = splits.get(self.split)
+        if selection is None:
+            selection = tuple(self._split_indices(self.split))
+        if splits:
+            self._check_disjoint({**splits, self.split: selection})
         if item_ids is not None:
+            if splits:
+                raise ConfigError(
+                    f"{self._who}: item_ids and splits exclude each other; got both. Move the list into splits."
+                )
             in_split = set(selection)
-            selection = tuple(i for i in map(self._parse_item_id, self._read_item_ids(item_ids)) if i in in_split)
+            parsed = map(self._parse_item_id, self._read_item_ids("item_ids", item_ids))
+            selection = tuple(index for index in parsed if index in in_split)
         if not selection:
             raise ConfigError(
                 f"{self._who}: some item must be left to draw from; got none from split={self.split!r} and the other "
@@ -198,8 +221,55 @@ class TextEnv(gymnasium.Env[str, str]):
             )
         return selection
 
-    def _read_item_ids(self, item_ids: Sequence[str | int] | str | Path) -> Sequence[Any]:
-        rule = "item_ids must be a list of ids, or a JSON or JSON Lines file that holds some"
+    def _read_splits(self, splits: Mapping[str, ItemIds] | None) -> dict[str, tuple[int, ...]]:
+        """Return what each split of `splits` holds, after the environment's own filters."""
+        if splits is None:
+            return {}
+        if not isinstance(splits, Mapping) or not splits:
+            raise ConfigError(
+                f"{self._who}: splits must map names to lists, files or splits; got {splits!r}. "
+                "Write {train: ..., eval: ...}, or leave it out."
+            )
+        playable = set(self._split_indices("all"))
+        found = {}
+        for name, ids in splits.items():
+            if not isinstance(name, str) or not name or "/" in name or name in RESERVED_SPLITS:
+                raise ConfigError(
+                    f"{self._who}: the name of a split must be a text without a slash, and none of "
+                    f"{', '.join(RESERVED_SPLITS)}; got {name!r} in splits. Rename it."
+                )
+            indices = dict.fromkeys(i for i in self._split_of(name, ids) if i in playable)
+            if not indices:
+                raise ConfigError(
+                    f"{self._who}: a split must hold some item; got none for {name!r} in splits, after the other "
+                    "filters. Add some, or leave the split out."
+                )
+            found[name] = tuple(indices)
+        return found
+
+    def _split_of(self, name: str, ids: ItemIds) -> Iterable[int]:
+        if isinstance(ids, str) and ids in SPLITS:
+            return self._split_indices(ids)
+        if isinstance(ids, str) and ids.isidentifier() and not Path(ids).exists():
+            raise ConfigError(
+                f"{self._who}: a split must be a list of ids, a file of ids, or one of {', '.join(SPLITS)}; got "
+                f"{ids!r} for {name!r} in splits. Did you mean {nearest(ids, SPLITS)!r}?"
+            )
+        return map(self._parse_item_id, self._read_item_ids(f"splits: {name}", ids))
+
+    def _check_disjoint(self, splits: Mapping[str, tuple[int, ...]]) -> None:
+        train = set(splits["train"] if "train" in splits else self._split_indices("train"))
+        for name, indices in splits.items():
+            shared = [index for index in indices if index in train]
+            if shared and name not in ("train", "all"):
+                raise ConfigError(
+                    f"{self._who}: splits must keep what is trained on apart; got {self._item_id(shared[0])!r}"
+                    f"{f', the first of {len(shared)} items,' if shared[1:] else ''} both in train and in {name}. "
+                    f"Say in splits what train and {name} hold."
+                )
+
+    def _read_item_ids(self, what: str, item_ids: ItemIds) -> Sequence[Any]:
+        rule = f"{what} must be a list of ids, or a JSON or JSON Lines file that holds some"
         rows: Any = item_ids
         if isinstance(item_ids, (str, Path)):
             try:

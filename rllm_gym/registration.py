@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "rllm_gym"
 OBS_TYPES = ("token", "text")
+SELECTION = ("split", "splits", "item_ids")  # keywords of environments with numbered tasks
 TEXT_AND_TOKEN_FACTORY = "rllm_gym.registration:make_env"  # the entry point of what this file registers
 
 EnvCreator = str | Callable[..., gymnasium.Env[str, str]]
@@ -142,5 +143,8 @@ def _check_keywords(create: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     known = [parameter.name for parameter in parameters]
     for key in kwargs.keys() - set(known):
         who = getattr(create, "__name__", str(create))
-        hint = f"Did you mean {nearest(key, known)!r}?" if known else "Remove it."
+        if key in SELECTION:
+            hint = "Let it take that, as rllm_gym.envs.TextEnv does, or leave it out."
+        else:
+            hint = f"Did you mean {nearest(key, known)!r}?" if known else "Remove it."
         raise ConfigError(f"{who}: takes the keywords {', '.join(known) or '(none)'}; got {key!r}. {hint}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,7 +13,7 @@ from rllm_gym.envs.babyai.actions import CHECK, Offers, offers
 from rllm_gym.envs.babyai.expert import advise
 from rllm_gym.envs.babyai.levels import GROUPS, KEY_IN_BOX, LEVELS, make_level
 from rllm_gym.envs.babyai.view import View, describe, look
-from rllm_gym.envs.base import TextEnv, parse_action, restrict
+from rllm_gym.envs.base import ItemIds, TextEnv, parse_action, restrict
 from rllm_gym.errors import ConfigError
 
 NUM_ITEMS = 10_000  # 250 seeds of each level; AgentGym's own data ends at item 899
@@ -92,6 +91,7 @@ class BabyAIEnv(TextEnv):
         render_mode: "rgb_array" lets `render` draw the whole grid, with what the agent sees lighter.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
@@ -110,7 +110,8 @@ class BabyAIEnv(TextEnv):
         levels: int | Sequence[int] | None = None,
         render_mode: str | None = None,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         if render_mode not in (None, "rgb_array"):
@@ -126,7 +127,7 @@ class BabyAIEnv(TextEnv):
         self._has_seen = bytearray()  # by cell of the grid: what the expert may know
         self._is_over = False
         self._is_truncated = False
-        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
     def _split_indices(self, split: str) -> Sequence[int]:
         first = NUM_ITEMS - NUM_EVAL_ITEMS

@@ -78,6 +78,7 @@ class MiniWoBEnv(WebEnv):
         render_mode: see `WebEnv`.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv, parse_action, restrict
+from rllm_gym.envs.base import ItemIds, TextEnv, parse_action, restrict
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
 from rllm_gym.envs.sciworld.jvm import Simulation
 from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, TASKS, load_items, split_indices
@@ -80,6 +79,7 @@ class SciWorldEnv(TextEnv):
         tasks: restricts draws to this science task, named as in `info["category"]`, or to one of these.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
@@ -96,7 +96,8 @@ class SciWorldEnv(TextEnv):
         task_set: str = "all",
         tasks: str | Sequence[str] | None = None,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         if task_set not in TASK_SETS:
@@ -114,7 +115,7 @@ class SciWorldEnv(TextEnv):
         self._history: list[tuple[str, str]] = []  # (action, reply)
         self._score = 0
         self._is_over = False
-        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
     def _split_indices(self, split: str) -> Sequence[int]:
         end = NUM_AGENTGYM_ITEMS if self.task_set == "agentgym" else self.num_items

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv, restrict
+from rllm_gym.envs.base import ItemIds, TextEnv, restrict
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
 from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
 from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever
@@ -88,6 +88,7 @@ class SearchQAEnv(TextEnv):
         format_reward: f, from 0 to below 1.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
@@ -109,7 +110,8 @@ class SearchQAEnv(TextEnv):
         topk: int = 3,
         format_reward: float = 0.0,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         paths = [] if data is None else [data] if isinstance(data, str | Path) else data
@@ -133,7 +135,7 @@ class SearchQAEnv(TextEnv):
         self._searched: list[str] = []
         self._num_answers = 0
         self._is_well_formed = True
-        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
     @property
     def category(self) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv, parse_action, restrict
+from rllm_gym.envs.base import ItemIds, TextEnv, parse_action, restrict
 from rllm_gym.envs.textcraft.expert import plan
 from rllm_gym.envs.textcraft.recipes import display, identify, load_book
 
@@ -80,6 +79,7 @@ class TextCraftEnv(TextEnv):
         depth: restricts draws to goals of this depth, or of one of these.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
@@ -94,7 +94,8 @@ class TextCraftEnv(TextEnv):
         *,
         depth: int | Sequence[int] | None = None,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         self._depths = restrict(
@@ -103,7 +104,7 @@ class TextCraftEnv(TextEnv):
         self.num_items = len(load_book().goals)
         self._goal = ""
         self._inventory: dict[str, int] = {}
-        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
     def _split_indices(self, split: str) -> list[int]:
         book = load_book()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv, parse_action, restrict
+from rllm_gym.envs.base import ItemIds, TextEnv, parse_action, restrict
 from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
 from rllm_gym.errors import EnvError
 
@@ -66,6 +65,7 @@ class TextWorldEnv(TextEnv):
         levels: restricts draws to this level, a number from 1 to 10, or to one of these.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
@@ -82,7 +82,8 @@ class TextWorldEnv(TextEnv):
         *,
         levels: int | Sequence[int] | None = None,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         known = range(1, NUM_LEVELS + 1)
@@ -91,7 +92,7 @@ class TextWorldEnv(TextEnv):
         self._history: list[str] = []  # commands
         self._plan: tuple[str, ...] = ()
         self._is_over = False
-        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
     def _split_indices(self, split: str) -> Sequence[int]:
         first = NUM_ITEMS - NUM_EVAL_ITEMS

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.base import ItemIds, TextEnv
 from rllm_gym.envs.web.actions import ACTIONS, Action, BadAction, execute, parse
 from rllm_gym.envs.web.tree import Node, estimate_tokens
 from rllm_gym.errors import ConfigError, EnvError
@@ -59,6 +58,7 @@ class WebEnv(TextEnv):
         render_mode: "rgb_array" lets `render` return a screenshot.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
@@ -75,7 +75,8 @@ class WebEnv(TextEnv):
         max_observation_tokens: int = 2048,
         render_mode: str | None = None,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         if render_mode not in (None, "rgb_array"):
@@ -95,7 +96,7 @@ class WebEnv(TextEnv):
         self._first = ""  # observation
         self._history: list[tuple[str, str]] = []  # (action, observation)
         self._is_over = False
-        super().__init__(split=split, item_ids=item_ids, system_prompt=system_prompt)
+        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
     # What an environment writes.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rllm_gym.envs.base import ItemIds
 from rllm_gym.envs.web.env import SYSTEM_PROMPT, Verdict, WebEnv
 from rllm_gym.envs.webarena import tasks
 from rllm_gym.envs.webarena.embedded import SITE_URLS, Expert, Sites
@@ -90,6 +91,7 @@ class WebArenaEnv(WebEnv):
         render_mode: see `WebEnv`.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
+        splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
 
     Raises:
@@ -112,7 +114,8 @@ class WebArenaEnv(WebEnv):
         max_observation_tokens: int = 2048,
         render_mode: str | None = None,
         split: str | None = None,
-        item_ids: Sequence[str | int] | str | Path | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
         self.task_set = tasks.resolve_task_set(task_set)
@@ -130,6 +133,7 @@ class WebArenaEnv(WebEnv):
             render_mode=render_mode,
             split=split,
             item_ids=item_ids,
+            splits=splits,
             system_prompt=VERIFIED_PROMPT if system_prompt is None and self.task_set == "verified" else system_prompt,
         )
         self._check(self._selection)

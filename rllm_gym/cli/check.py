@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.cli.experiment import Experiment
-from rllm_gym.cli.options import import_object, option_hints, takes_object, type_fault, unknown_option
+from rllm_gym.cli.options import option_hints, takes_object, type_fault, unknown_option
 from rllm_gym.cli.passed_on import passed_on_faults
 from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
 from rllm_gym.cli.sweeps import candidates, combinations, find_samplers, is_sampler, make_scheduler, sampler_fault
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.importing import import_object
 
 # What every result offers to `stop` at its top; below `env_runners/` and `evaluation/` the names are known too.
 RESULT_KEYS = (
@@ -199,7 +200,10 @@ def _value_faults(experiment: Experiment, name: str, value: Any, hint: Any) -> l
     found: list[tuple[KeyPath, str]] = []
     for candidate in values:
         reason = type_fault(name, candidate, hint)
-        found += [((name,), reason)] if reason else passed_on_faults(name, candidate)
+        if reason:
+            found.append(((name,), reason))
+        elif name != "engine_options" or experiment.config.get("engine", "vllm") == "vllm":
+            found += passed_on_faults(name, candidate)  # what they mean to another engine, that one says
     return [source.fault(("config", *path), reason) for path, reason in dict.fromkeys(found)]
 
 
@@ -208,7 +212,7 @@ def _with_objects(value: Any, hint: Any) -> Any:
         return value
     if isinstance(value, list):
         return [_with_objects(part, hint) for part in value]
-    return import_object(value) if isinstance(value, str) else value
+    return import_object("config:", value) if isinstance(value, str) else value
 
 
 def _env_id(experiment: Experiment, faults: list[str]) -> Any:
@@ -243,7 +247,7 @@ def _validated(checked: Checked, combination: dict[str, Any]) -> Any:
 def _key_in(error: Exception, combination: dict[str, Any]) -> KeyPath:
     """Return the path of the option that a message is about: the first one that it names and that was written."""
     text = str(error)
-    places = {name: text.find(name) for name in combination if name in text}
+    places = {name: found.start() for name in combination if (found := re.search(rf"\b{re.escape(name)}\b", text))}
     return ("config", min(places, key=lambda name: places[name])) if places else ("config",)
 
 
@@ -251,24 +255,20 @@ def _key_in(error: Exception, combination: dict[str, Any]) -> KeyPath:
 
 
 def _check_environments(checked: Checked) -> None:
-    """Make every environment once for every `env_config` and evaluation split, at the text level."""
-    from rllm_gym.rollout.environments import make_text_env
+    """Make every environment once for every `env_config`, at the text level, and look at what is evaluated."""
+    from rllm_gym.rollout.environments import check_evaluation, evaluated_splits, make_text_env
 
     source = checked.experiment.source
-    tried: list[tuple[Any, str | None]] = []
+    tried: list[Any] = []
     for config in checked.configs if checked.config["env"] is not None else ():
-        splits = list(config.evaluation_splits) if config.evaluation_interval else []
-        for spec, split in itertools.product(config.environments, (None, *splits)):
-            if (spec, split) in tried:
+        for k, spec in enumerate(config.environments):
+            if spec in tried:
                 continue
-            tried.append((spec, split))
-            path: KeyPath = ("config", "env_config") if split is None else ("config", "evaluation_splits")
+            tried.append(spec)
             try:
-                env = make_text_env(spec, **({"split": split} if split else {}))
+                env = make_text_env(spec)
             except Exception as error:  # an environment's constructor may raise anything
-                raise ExperimentError(
-                    source.fault(_env_path(path, error, spec.env_config), _env_text(error))
-                ) from error
+                raise ExperimentError(source.fault(_env_path(checked, k, error), _env_text(error))) from error
             try:
                 if not _speaks_text(env):
                     raise ExperimentError(
@@ -278,6 +278,14 @@ def _check_environments(checked: Checked) -> None:
                     )
             finally:
                 env.close()
+        evaluation = (config.environments, evaluated_splits(config))
+        if evaluation not in tried:
+            tried.append(evaluation)
+            try:
+                check_evaluation(config)
+            except Exception as error:  # as above, for another split
+                path = _env_path(checked, None, error, otherwise=("config", "evaluation_splits"))
+                raise ExperimentError(source.fault(path, _env_text(error))) from error
 
 
 def _env_text(error: Exception) -> str:
@@ -285,10 +293,25 @@ def _env_text(error: Exception) -> str:
     return text if isinstance(error, ConfigError) else f"env: cannot be made: {type(error).__name__}: {text}"
 
 
-def _env_path(path: KeyPath, error: Exception, env_config: Mapping[str, Any]) -> KeyPath:
-    """Return the path of the key of `env_config` that a message names."""
-    named = [key for key in env_config if str(key) in str(error)]
-    return (*path, named[0]) if path[-1] == "env_config" and named else path
+def _env_path(
+    checked: Checked, k: int | None, error: Exception, otherwise: KeyPath = ("config", "env_config")
+) -> KeyPath:
+    """Return the path of the key of `env_config` that a message names.
+
+    Args:
+        k: which of several environments it is about; None is any.
+        otherwise: the path where it names none.
+    """
+    env, common = checked.experiment.env, checked.experiment.config.get("env_config") or {}
+    places: list[tuple[KeyPath, Mapping[str, Any]]] = [(("config", "env_config"), common)]
+    for index, entry in enumerate(env if isinstance(env, list) else ()):
+        if k in (index, None):
+            places.insert(0, (("env", index, "env_config"), entry.get("env_config") or {}))
+    for path, env_config in places:
+        for key in env_config:
+            if re.search(rf"\b{re.escape(str(key))}\b", str(error)):
+                return (*path, key)
+    return otherwise
 
 
 def _speaks_text(env: Any) -> bool:

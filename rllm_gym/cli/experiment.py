@@ -75,7 +75,7 @@ def experiment_from_options(
             flag = f"--{key.replace('_', '-')}"
             spec[key], _ = parse_yaml(text, flag, with_lines=False)
             source.labels[(key,)] = flag
-    return build_experiment(name or f"{algo.lower()}-{_as_folder(env or 'env')}", spec, source)
+    return build_experiment(name or f"{_as_folder(algo).lower()}-{_as_folder(env or 'env')}", spec, source)
 
 
 def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experiment:

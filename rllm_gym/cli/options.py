@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import importlib
 import inspect
 import json
 import types
@@ -16,7 +15,8 @@ from pydantic import ConfigDict, PydanticUndefinedAnnotation, TypeAdapter, Valid
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
-from rllm_gym.errors import nearest
+from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.importing import import_object
 
 # RLlib's options of its old stack, in which they mean something; here they would be set and ignored in silence.
 POINTERS = {
@@ -80,9 +80,9 @@ def type_fault(name: str, value: Any, hint: Any) -> str | None:
     """Return what is wrong with a value's type, or None; a whole number is taken for a number, true is no number."""
     if isinstance(value, str) and takes_object(hint):
         try:
-            import_object(value)
-        except (ImportError, AttributeError, ValueError) as error:
-            return f'config.{name} must name a Python object as "module:name"; got {value!r} ({error}).'
+            import_object(f"config.{name}", value)
+        except ConfigError as error:
+            return str(error)
         return None
     try:
         adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
@@ -107,13 +107,6 @@ def takes_object(hint: Any) -> bool:
     return hint in (type, Callable, typing.Callable) or get_origin(hint) in (type, Callable)
 
 
-def import_object(path: str) -> Any:
-    module, colon, name = path.partition(":")
-    if not colon:
-        raise ValueError("there is no colon in it")
-    return getattr(importlib.import_module(module), name)
-
-
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
@@ -130,6 +123,8 @@ def describe(hint: Any) -> str:
     if hint in words:
         return words[hint]
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Callable:
+        return "a class or function"
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (Union, types.UnionType):

@@ -45,10 +45,11 @@ def passed_on_faults(option: str, value: Any) -> Iterator[Fault]:
 
 
 def _vllm_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
-    fixed = VLLM_FIXED_OPTIONS - {"kv_cache_memory_bytes"}  # which EnvRunners hand over under its own name
-    hints = {name: hint for name, hint in _engine_hints().items() if name not in fixed}
+    hints = {name: hint for name, hint in _engine_hints().items() if name not in VLLM_FIXED_OPTIONS}
     if hints:
-        yield from _faults_by_hints(option, options, hints, {(name,): "the sampler sets it" for name in fixed})
+        yield from _faults_by_hints(
+            option, options, hints, {(name,): "the sampler sets it" for name in VLLM_FIXED_OPTIONS}
+        )
 
 
 @functools.cache

@@ -32,20 +32,20 @@ def read_config(checkpoint: Path) -> tuple[type, Any]:
 
 
 def evaluation_config(
-    checkpoint: Path, *, env: str | None = None, env_config: dict[str, Any] | None = None, split: str | None = None
+    checkpoint: Path, *, env: str | None = None, env_config: dict[str, Any] | None = None, split: str = "train"
 ) -> tuple[type, Any]:
     """Return the algorithm class and the configuration to evaluate a checkpoint with.
 
     Args:
         env: another environment's id; the checkpoint's `env_config` then does not apply.
         env_config: keys to add to or replace in `env_config`.
-        split: only checked, by making the environment once.
+        split: what will be evaluated; it is checked by making the environment once.
 
     Raises:
-        ConfigError: the environment cannot be made.
+        ConfigError: the environment cannot be made, or the split holds what is trained on.
     """
     from rllm_gym.registration import normalize_env_id
-    from rllm_gym.rollout.environments import make_text_env
+    from rllm_gym.rollout.environments import check_evaluation, make_text_env
 
     algorithm, config = read_config(checkpoint)
     env_id = normalize_env_id(env) if env else config.env
@@ -58,12 +58,14 @@ def evaluation_config(
         )
     # Methods that learn from recorded episodes have EnvRunners only where they evaluate.
     config.evaluation_interval, config.num_env_runners = 1, max(1, config.num_env_runners)
+    config.evaluation_splits = (split,)
     config.save_trajectories = False
     if hasattr(config, "without_data"):
         config.without_data()
     try:
         for spec in config.environments:
-            make_text_env(spec, **({"split": split} if split else {})).close()
+            make_text_env(spec).close()
+        check_evaluation(config)
     except (ConfigError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
     return algorithm, config

@@ -23,10 +23,11 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.errors import RllmGymError
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout.adapters import AdaptedWeights
+from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
@@ -107,26 +108,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return str(resolve_base_model(spec.model_config["base_model"]))
 
     def _make_engine(self, module_id: str) -> Engine:
-        config, model = self.config, self._base_model(module_id)
-        if config.engine == "transformers":
-            from rllm_gym.rollout.engines.transformers import TransformersEngine
-
-            return TransformersEngine(model, dtype=config.dtype, max_model_len=config.max_model_len)
-        try:
-            from rllm_gym.rollout.engines.vllm import VLLMEngine
-        except ImportError as error:
-            raise ConfigError(
-                'LLMEnvRunner: engine vllm needs vLLM: pip install "rllm-gym[cpu]" (or [cuda]); or set engine: '
-                "transformers."
-            ) from error
-        options = dict(config.engine_options)
-        return VLLMEngine(
-            model,
+        config = self.config
+        return engine_maker(config.engine)(
+            self._base_model(module_id),
             dtype=config.dtype,
             max_model_len=config.max_model_len,
             max_num_seqs=config.num_envs_per_env_runner,
-            kv_cache_memory_bytes=options.pop("kv_cache_memory_bytes", None),
-            engine_options=options,
+            options=config.engine_options,
         )
 
     @property

@@ -1,10 +1,11 @@
-"""The environments of a run: one, or several with weights, and how each is made at the text and at the token level."""
+"""The environments of a run: one, or several with weights; how each is made, and which tasks its splits hold."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 from ray.rllib.env.env_context import EnvContext
@@ -17,6 +18,7 @@ from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id
 from rllm_gym.tokens import ChatTokenizer
 
 KEYS = ("id", "weight", "env_config", "name")
+TRAIN = "train"  # the split that training draws from
 
 # In turns: one for all environments, or by the environment's name. None is no limit.
 Horizon: TypeAlias = int | Mapping[str, int | None] | None
@@ -43,9 +45,14 @@ class EnvironmentSpec:
         """`v0` of `TextCraft-v0`, "" where there is none."""
         return self.env.rsplit("-", 1)[-1] if isinstance(self.env, str) and "-v" in self.env else ""
 
-    def with_options(self, **options: Any) -> EnvironmentSpec:
-        """Return the same environment with keys of `env_config` replaced."""
-        return replace(self, env_config={**self.env_config, **options})
+    def with_split(self, split: str | None) -> EnvironmentSpec:
+        """Return the same environment over the tasks of `split`; None is as configured.
+
+        `train` is what training draws from, so an environment that knows no splits has this one, too.
+        """
+        if split is None or (split == TRAIN and self.env_config.get("split") is None):
+            return self
+        return replace(self, env_config={**self.env_config, "split": split})
 
 
 def environments_of(env: Any, env_config: Mapping[str, Any]) -> list[EnvironmentSpec]:
@@ -106,13 +113,9 @@ def horizons_of(horizon: Horizon, environments: Sequence[EnvironmentSpec]) -> di
     return {name: horizon[name] for name in names} if isinstance(horizon, Mapping) else dict.fromkeys(names, horizon)
 
 
-def make_text_env(spec: EnvironmentSpec, **overrides: Any) -> Any:
-    """Make an environment, at the text level where it has two.
-
-    Args:
-        overrides: replace keys of `env_config`.
-    """
-    env_config = {**spec.env_config, **overrides}
+def make_text_env(spec: EnvironmentSpec) -> Any:
+    """Make an environment, at the text level where it has two."""
+    env_config = dict(spec.env_config)
     if not isinstance(spec.env, str):
         return spec.env(env_config)
     if _global_registry.contains(ENV_CREATOR, spec.env):
@@ -139,9 +142,71 @@ def make_token_env(spec: EnvironmentSpec, chat: ChatTokenizer) -> Any:
 
 def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:
     """Return the ids of the tasks of `split` (default: the configured one); None where the environment numbers none."""
-    env = make_text_env(spec, **({"split": split} if split else {}))
+    return _tasks_of(spec.with_split(split)).item_ids
+
+
+def check_evaluation(config: Any) -> None:
+    """Make sure that no evaluation plays tasks that are trained on, but for those of the split `train`.
+
+    Makes the environments of a run once for each split, at the text level; nothing where only `train` is evaluated.
+
+    Raises:
+        ConfigError: `item_ids`, which hold for all splits; an environment without item ids, whose tasks cannot be told
+            apart; an unknown split; or a task that is trained on, in this or in another environment of the run.
+    """
+    held_out = [split for split in evaluated_splits(config) if split != TRAIN]
+    if config.env is None or not held_out:
+        return
+    environments = config.environments
+    for spec in environments:
+        if spec.env_config.get("item_ids") is not None:
+            raise ConfigError(
+                f"{spec.name}: item_ids in env_config hold for every split, so that evaluation would play what is "
+                f"trained on; got them with evaluation on {', '.join(held_out)}. Use splits: {{train: ..., eval: ...}} "
+                "in place of item_ids, or evaluate on train."
+            )
+    trained = {spec.name: _tasks_of(spec) for spec in environments}
+    for spec, split in itertools.product(environments, held_out):
+        if trained[spec.name].item_ids is None:
+            raise ConfigError(
+                f"{spec.name}: evaluation on another split than train needs item_ids, by which its tasks are played; "
+                f"got {split!r}, and an environment without item_ids. Give it some, or evaluate on train."
+            )
+        _check_held_out(spec, split, trained)
+
+
+def evaluated_splits(config: Any) -> list[str]:
+    """Return the splits that a run evaluates on: `evaluation_splits`, or the first one where only its expert plays."""
+    if config.evaluation_interval:
+        return list(config.evaluation_splits)
+    return list(config.evaluation_splits[:1]) if getattr(config, "evaluation_data", None) == "expert" else []
+
+
+class _Tasks(NamedTuple):
+    """The tasks that an environment draws from; an id means the same task to environments of equal `numbering`."""
+
+    item_ids: Sequence[str] | None
+    numbering: tuple[Any, ...]
+
+
+def _tasks_of(spec: EnvironmentSpec) -> _Tasks:
+    env = make_text_env(spec)
     try:
-        ids = getattr(env.unwrapped, "item_ids", None)
-        return None if ids is None else list(ids)
+        text_env = env.unwrapped
+        ids = getattr(text_env, "item_ids", None)
+        return _Tasks(None if ids is None else list(ids), (type(text_env), getattr(text_env, "num_items", None)))
     finally:
         env.close()
+
+
+def _check_held_out(spec: EnvironmentSpec, split: str, trained: Mapping[str, _Tasks]) -> None:
+    ids, numbering = _tasks_of(spec.with_split(split))
+    for name, tasks in trained.items() if split != "all" else ():  # whose name says that the training tasks are in it
+        known = set(tasks.item_ids or ())
+        shared = [item_id for item_id in ids or () if item_id in known]
+        if shared and numbering == tasks.numbering:
+            more = f", the first of {len(shared)} tasks," if shared[1:] else ""
+            raise ConfigError(
+                f"{spec.name}: evaluation must play no task that is trained on; got {shared[0]!r}{more} in the split "
+                f"{split!r} and in {name}'s training. Say in splits what each split holds, or evaluate on train."
+            )

@@ -24,7 +24,7 @@ from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.batch import SampleData, deal
 from rllm_gym.rollout.env_runner import SampleResult
-from rllm_gym.rollout.environments import Horizon, horizons_of
+from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.no_env_runners import NoEnvRunners
@@ -50,6 +50,7 @@ class LLMAlgorithm(Algorithm):
 
     @override(Algorithm)
     def setup(self, config: LLMConfig) -> None:
+        check_evaluation(config)
         self.horizons: dict[str, int | None] = {}  # by environment; the ScalingInter callback sets them ...
         self.horizon_stages: dict[str, Stage] = {}  # ... and keeps here what it has seen
         self.evaluation_on_start: dict[str, Any] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -16,10 +16,11 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
+from rllm_gym.rollout.engines import check_engine
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
 from rllm_gym.training.strict_config import StrictConfig
-from rllm_gym.types import SamplingParams
+from rllm_gym.types import Engine, SamplingParams
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -43,7 +44,7 @@ class LLMConfig(StrictConfig):
         self.gradient_checkpointing: bool = False
         self.lora: dict | None = None
         # Sampling.
-        self.engine: str = "vllm"
+        self.engine: str | Callable[..., Engine] = "vllm"
         self.engine_options: dict = {}
         self.max_model_len: int = 2048
         self.max_new_tokens: int = 64
@@ -137,7 +138,7 @@ class LLMConfig(StrictConfig):
     def env_runners(
         self,
         *,
-        engine: Literal["vllm", "transformers"] = NotProvided,
+        engine: str | Callable[..., Engine] = NotProvided,
         engine_options: dict[str, Any] = NotProvided,
         max_model_len: int = NotProvided,
         max_new_tokens: int = NotProvided,
@@ -157,8 +158,9 @@ class LLMConfig(StrictConfig):
         """Set how episodes are sampled.
 
         Args:
-            engine: `vllm`, or `transformers` (slow, no extra dependency).
-            engine_options: passed through to vLLM's `EngineArgs`.
+            engine: `vllm`, `transformers` (slow, no extra dependency), or one of your own as "module:name" or as it is,
+                see `rllm_gym.rollout.engines`.
+            engine_options: passed through to vLLM's `EngineArgs`, or to the other engine.
             max_model_len: tokens of a whole episode at most; an episode with no room for another turn is truncated.
             max_new_tokens: tokens of one turn at most.
             temperature, top_p, top_k: of sampling; `top_k` 0 means all. Training uses the same temperature.
@@ -366,12 +368,8 @@ class LLMConfig(StrictConfig):
             num_learners=0,
             skip_non_finite_steps=0,
         )
-        self._check_one_of(packing=("auto", True, False))
-        self._check_one_of(engine=("vllm", "transformers"), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
-        if self.engine_options and self.engine != "vllm":
-            raise ConfigError(
-                f"{who}: engine_options are vLLM's; got {self.engine_options!r} with engine: {self.engine}. Remove it."
-            )
+        self._check_one_of(packing=("auto", True, False), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
+        check_engine(self.engine, self.engine_options)
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "

@@ -28,10 +28,10 @@ def validated(**options) -> GRPOConfig:
         ({"num_env_runners": 0}, "num_env_runners must be a number of at least 1; got 0."),
         ({"temperature": 0.0}, "training needs temperature above 0"),
         ({"max_new_tokens": 99, "max_model_len": 99}, "max_new_tokens must be below max_model_len"),
-        ({"engine": "sglang"}, "engine must be one of vllm, transformers; got 'sglang'."),
+        ({"engine": "sglang"}, "engine: must be one of scripted, transformers, vllm, or"),
         (
             {"engine": "transformers", "engine_options": {"seed": 1}},
-            "engine_options are vLLM's; got {'seed': 1} with engine: transformers. Remove it.",
+            "engine_options: the engine transformers takes device; got 'seed'. Did you mean 'device'?",
         ),
         ({"zero_stage": 4}, "zero_stage must be one of 0, 1, 2, 3; got 4."),
         ({"importance_correction": "token"}, "Set old_logp: recompute."),

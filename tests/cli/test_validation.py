@@ -189,7 +189,37 @@ CASES = {
     "unknown choice": (
         "groups_per_step: 2",
         "engine: sglang",
-        "x.yaml:8: config.engine must be one of vllm, transformers; got 'sglang'.",
+        "x.yaml:8: engine: must be one of scripted, transformers, vllm, or \"module:name\"; got 'sglang'. "
+        "Did you mean 'transformers'?",
+    ),
+    "an engine's name for a number": (
+        "groups_per_step: 2",
+        "engine: 3",
+        "x.yaml:8: config.engine must be text or a class or function; got 3.",
+    ),
+    "engine in a module that is not there": (
+        "groups_per_step: 2",
+        "engine: rllm_gym.rollout.engins.scripted:ScriptedEngine",
+        "x.yaml:8: engine: must name a Python object as \"module:name\"; got "
+        "'rllm_gym.rollout.engins.scripted:ScriptedEngine' (No module named 'rllm_gym.rollout.engins'). "
+        "Did you mean 'rllm_gym.rollout.engines.scripted:ScriptedEngine'?",
+    ),
+    "something that is no engine": (
+        "groups_per_step: 2",
+        "engine: pathlib:Path",
+        "x.yaml:8: engine: must have the methods of rllm_gym.types.Engine; got 'pathlib:Path' without submit, step, "
+        "abort, load_weights, reset_prefix_cache, close. Write them.",
+    ),
+    "option that an engine has not": (
+        "groups_per_step: 2",
+        "engine: transformers\n    engine_options: {devise: cpu}",
+        "x.yaml:9: engine_options: the engine transformers takes device; got 'devise'. Did you mean 'device'?",
+    ),
+    "scripted engine without replies": (
+        "groups_per_step: 2",
+        "engine: scripted",
+        "x.yaml:8: engine_options: the engine scripted needs replies, a list of token ids for each; got none. "
+        "Set engine_options: {replies: [[...], ...]}.",
     ),
     "out of range": (
         "groups_per_step: 2",
@@ -202,7 +232,8 @@ CASES = {
         "callbacks_class: rllm_gym.callbacks.scaling_inter:Nope",
         "x.yaml:8: config.callbacks_class must name a Python object as \"module:name\"; "
         "got 'rllm_gym.callbacks.scaling_inter:Nope' "
-        "(module 'rllm_gym.callbacks.scaling_inter' has no attribute 'Nope').",
+        "(module 'rllm_gym.callbacks.scaling_inter' has no attribute 'Nope'). "
+        "Did you mean 'rllm_gym.callbacks.scaling_inter:ScalingInter'?",
     ),
     "horizon schedule": (
         "groups_per_step: 2",
@@ -214,6 +245,25 @@ CASES = {
         "run: GRPO",
         "run: GPRO",
         "x.yaml:2: run: no algorithm has this name; got 'GPRO'. Did you mean 'GRPO'?",
+    ),
+    "method in a module that is not there": (
+        "run: GRPO",
+        "run: rllm_gym.algorithms.gpro:GRPO",
+        "x.yaml:2: run: must name a Python object as \"module:name\"; got 'rllm_gym.algorithms.gpro:GRPO' (No module "
+        "named 'rllm_gym.algorithms.gpro'). Did you mean 'rllm_gym.algorithms.grpo:GRPO'?",
+    ),
+    "method that is not in the module": (
+        "run: GRPO",
+        "run: rllm_gym.algorithms.grpo:GPRO",
+        "x.yaml:2: run: must name a Python object as \"module:name\"; got 'rllm_gym.algorithms.grpo:GPRO' (module "
+        "'rllm_gym.algorithms.grpo' has no attribute 'GPRO'). Did you mean 'rllm_gym.algorithms.grpo:GRPO'?",
+    ),
+    "configuration for a method": (
+        "run: GRPO",
+        "run: rllm_gym.algorithms.grpo:GRPOConfig",
+        "x.yaml:2: run: must name a class derived from rllm_gym.training.algorithm.LLMAlgorithm; got "
+        "'rllm_gym.algorithms.grpo:GRPOConfig', which is <class 'rllm_gym.algorithms.grpo.GRPOConfig'>. Name the "
+        "algorithm, not its configuration.",
     ),
     "missing env": (
         "  env: rllm_gym/TextCraft-v0\n",
@@ -229,7 +279,7 @@ CASES = {
     "unknown env_config key": (
         "{depth: 1}",
         "{dept: 1}",
-        "x.yaml:7: TextCraftEnv: takes the keywords depth, split, item_ids, system_prompt; got 'dept'. "
+        "x.yaml:7: TextCraftEnv: takes the keywords depth, split, item_ids, splits, system_prompt; got 'dept'. "
         "Did you mean 'depth'?",
     ),
     "unknown split": (
@@ -241,6 +291,36 @@ CASES = {
         "groups_per_step: 2",
         "evaluation_interval: 5\n    evaluation_splits: [train, tset]",
         "x.yaml:9: TextCraftEnv: split must be one of train, eval, all; got 'tset'. Did you mean 'eval'?",
+    ),
+    "training items in an evaluation": (
+        "env_config: {depth: 1}",
+        "evaluation_interval: 5\n    env_config:\n      depth: 1\n      item_ids: [3, 4, 6, 17]",
+        "x.yaml:10: TextCraft-v0: item_ids in env_config hold for every split, so that evaluation would play what is "
+        "trained on; got them with evaluation on eval. Use splits: {train: ..., eval: ...} in place of item_ids, or "
+        "evaluate on train.",
+    ),
+    "training items in a split": (
+        "env_config: {depth: 1}",
+        "env_config:\n      splits: {train: [3, 17], eval: [textcraft_17]}",
+        "x.yaml:8: TextCraftEnv: splits must keep what is trained on apart; got 'textcraft_17' both in train and in "
+        "eval. Say in splits what train and eval hold.",
+    ),
+    "training items in the environment's own split": (
+        "env_config: {depth: 1}",
+        "evaluation_interval: 5\n    env_config:\n      splits: {train: [3, 6]}",
+        "x.yaml:9: TextCraftEnv: splits must keep what is trained on apart; got 'textcraft_6' both in train and in "
+        "eval. Say in splits what train and eval hold.",
+    ),
+    "no item of this name": (
+        "{depth: 1}",
+        "{splits: {hard: [textcarft_2]}}",
+        "x.yaml:7: TextCraftEnv: an item id is a number from 0 to 543, with or without \"textcraft_\" before it; got "
+        "'textcarft_2'. Did you mean 'textcraft_2'?",
+    ),
+    "no such split of the user's": (
+        "{depth: 1}",
+        "{splits: {hard: [2]}}\n    evaluation_interval: 5\n    evaluation_splits: [hrad]",
+        "x.yaml:9: TextCraftEnv: split must be one of train, eval, all, hard; got 'hrad'. Did you mean 'hard'?",
     ),
     "no such folder": (
         "base_model: tiny",

@@ -8,11 +8,11 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.repeated import Repeated
 from ray.tune.result import TRAINING_ITERATION
-
-from rllm_gym.algorithms.config import LLMConfig
-from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.learner.connectors import EpisodeData
 from rllm_gym.learner.samples import SampleData
+
+from rllm_gym.algorithms.registry import get_algorithm_class
+from rllm_gym.training.config import LLMConfig
 
 VOCABULARY = 200
 SPACE = Repeated(Discrete(VOCABULARY), 512)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from rllm_gym.learner.packing import pack_into_micro_batches
+from rllm_gym.learner.samples import Pair, SampleData, collate_pairs, collate_samples
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.learner.batch import Batch
-from rllm_gym.learner.packing import pack_into_micro_batches
 from rllm_gym.learner.rl_module import last_hidden_state, logps_of
-from rllm_gym.learner.samples import Pair, SampleData, collate_pairs, collate_samples
 from rllm_gym.types import Sample
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from rllm_gym.learner.logps import sampled_logps
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.learner.logps import sampled_logps
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.adapters import AdaptedWeights
 from tests.learner.learner_helpers import (

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.engines import engine_class
 from rllm_gym.rollout.engines.transformers import TransformersEngine, sampled_logp
 from rllm_gym.types import SamplingParams
 from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
@@ -118,9 +117,3 @@ def test_a_prompt_without_room_is_refused(tiny_model):
         engine.submit(request("long"))
     with pytest.raises(ConfigError, match="at most max_position_embeddings, 512; got 4096"):
         TransformersEngine(str(tiny_model), max_model_len=4096)
-
-
-def test_engines_go_by_name():
-    assert engine_class("transformers") is TransformersEngine
-    with pytest.raises(ConfigError, match=r"got 'vlm'. Did you mean 'vllm'"):
-        engine_class("vlm")

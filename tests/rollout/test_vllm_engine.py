@@ -33,7 +33,7 @@ sys.modules["tests_lazy_library"].part = _Lazy()  # type: ignore[attr-defined]
 
 
 def make_engine(folder):
-    return VLLMEngine(str(folder), max_model_len=256, max_num_seqs=8, kv_cache_memory_bytes=2**26)
+    return VLLMEngine(str(folder), max_model_len=256, max_num_seqs=8, options={"kv_cache_memory_bytes": 2**26})
 
 
 @pytest.fixture(scope="module")
@@ -170,4 +170,4 @@ def test_an_engine_leaves_the_processs_torch_as_it_was(engine):
 )
 def test_unknown_and_reserved_engine_options_are_refused(tiny_model, options, message):
     with pytest.raises(ConfigError, match=message):
-        VLLMEngine(str(tiny_model), max_model_len=256, engine_options=options)
+        VLLMEngine(str(tiny_model), max_model_len=256, options=options)

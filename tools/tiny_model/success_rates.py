@@ -20,7 +20,7 @@ from rllm_gym.envs.searchqa.env import SearchQAEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.webarena.env import WebArenaEnv
 from rllm_gym.models import TINY_MODEL_DIR
-from rllm_gym.rollout.engines import engine_class
+from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.types import SamplingParams, TaskGroup
 from tools.tiny_model.sources import BABYAI_LEVELS, EASY_TURNS, SCIWORLD_TASKS, num_expert_turns
 from tools.tiny_model.web_tasks import miniwob_config, webarena_config
@@ -139,7 +139,9 @@ class Score:
 def make_engine(model: str | Path, name: str = "vllm") -> Engine:
     """Return an engine that holds what an evaluation needs."""
     options = {"kv_cache_memory_bytes": 1 << 29} if name == "vllm" else {}
-    return engine_class(name)(str(model), max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_ENVS, **options)  # type: ignore[call-arg]
+    return engine_maker(name)(
+        str(model), dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_ENVS, options=options
+    )
 
 
 def evaluate(

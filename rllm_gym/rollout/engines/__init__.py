@@ -1,36 +1,137 @@
-"""Engines sample completions. Each lives in a file of its own, and only the one that is asked for is imported."""
+"""Engines sample completions. They go by name, or by "module:name"; only the one that is asked for is imported.
+
+An engine of one's own is a class (or a function that returns its object) that is called as `EngineMaker` says, and
+whose objects have the methods and attributes of `rllm_gym.types.Engine`:
+
+    class Echo:
+        \"\"\"Says the prompt's last token, over and over.\"\"\"
+
+        def __init__(self, model, *, dtype, max_model_len, max_num_seqs, options):
+            self.policy_version = 0
+            self.max_context_tokens = max_model_len
+            ...
+
+`engine: my_package.my_engine:Echo` in YAML, `.env_runners(engine="my_package.my_engine:Echo")` and
+`.env_runners(engine=Echo)` mean the same. `engine_options` reach it unchecked, as `options`.
+"""
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Collection, Iterable
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.importing import did_you_mean, import_object
 from rllm_gym.types import Engine
 
-VLLM_FIXED_OPTIONS = {  # what VLLMEngine relies on, or takes as arguments of its own
-    "model", "dtype", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "skip_tokenizer_init", "logprobs_mode",
-}  # fmt: skip
-_ENGINES = {
-    "scripted": ("rllm_gym.rollout.engines.scripted", "ScriptedEngine"),
-    "transformers": ("rllm_gym.rollout.engines.transformers", "TransformersEngine"),
-    "vllm": ("rllm_gym.rollout.engines.vllm", "VLLMEngine"),
+ENGINES = {
+    "scripted": "rllm_gym.rollout.engines.scripted:make_scripted_engine",
+    "transformers": "rllm_gym.rollout.engines.transformers:TransformersEngine",
+    "vllm": "rllm_gym.rollout.engines.vllm:VLLMEngine",
 }
+# What `engine_options` may hold; vLLM's are the fields of its EngineArgs.
+ENGINE_OPTIONS = {"scripted": ("replies", "num_steps"), "transformers": ("device",)}
+VLLM_FIXED_OPTIONS = {  # what VLLMEngine relies on, or takes as arguments of its own
+    "model", "dtype", "max_model_len", "max_num_seqs", "skip_tokenizer_init", "logprobs_mode",
+}  # fmt: skip
+_METHODS = [name for name, value in vars(Engine).items() if inspect.isfunction(value) and not name.startswith("_")]
 
 
-def engine_class(name: str) -> type[Engine]:
-    """Return the engine class of this name, importing its file."""
-    if name not in _ENGINES:
-        raise ConfigError(f"engine: must be one of {sorted(_ENGINES)}; got {name!r}.{did_you_mean(name, _ENGINES)}")
-    module, cls = _ENGINES[name]
-    return getattr(importlib.import_module(module), cls)
+class EngineMaker(Protocol):
+    """How every engine is made, by keyword but for the model."""
+
+    def __call__(
+        self, model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, options: Mapping[str, Any]
+    ) -> Engine:
+        """Return an engine that holds a model's weights.
+
+        Args:
+            model: the folder of a Hugging Face model.
+            dtype: "float32", "bfloat16" or "float16".
+            max_model_len: tokens of a prompt and its completion, which becomes the engine's `max_context_tokens`.
+            max_num_seqs: requests to run at the same time; others wait.
+            options: `engine_options`, as they were written.
+        """
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest known name, or nothing where none is near."""
-    nearest = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+def engine_maker(engine: str | EngineMaker) -> EngineMaker:
+    """Return what makes an engine, importing it.
+
+    Args:
+        engine: a name in `ENGINES`, "module:name", or the class or function itself.
+
+    Raises:
+        ConfigError: there is none of this name (the message names the nearest), it is no engine, or vLLM is missing.
+    """
+    if isinstance(engine, str) and engine in ENGINES:
+        module, _, name = ENGINES[engine].partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise ConfigError(
+                f'engine: {engine} cannot be imported ({error}). pip install "rllm-gym[cpu]" (or [cuda]), which brings '
+                "vLLM; or set engine: transformers."
+            ) from error
+    if isinstance(engine, str) and ":" not in engine:
+        raise ConfigError(
+            f'engine: must be one of {", ".join(ENGINES)}, or "module:name"; got {engine!r}. '
+            f"Did you mean {nearest(engine, ENGINES)!r}?"
+        )
+    maker = import_object("engine:", engine) if isinstance(engine, str) else engine
+    _check_maker(maker, engine)
+    return maker
+
+
+def check_engine(engine: str | EngineMaker, options: Mapping[str, Any]) -> None:
+    """Make sure that there is such an engine and that it takes these options; those of this package are not imported.
+
+    Raises:
+        ConfigError: see `engine_maker` and `check_options`.
+    """
+    if isinstance(engine, str) and engine in ENGINES:
+        check_options(engine, options)
+    else:
+        engine_maker(engine)
+
+
+def check_options(engine: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that one of this package's engines does not take.
+
+    Raises:
+        ConfigError: names the nearest option.
+    """
+    known = ENGINE_OPTIONS.get(engine, ())
+    for name in options:
+        if known and name not in known:
+            raise ConfigError(
+                f"engine_options: the engine {engine} takes {', '.join(known)}; got {name!r}. "
+                f"Did you mean {nearest(name, known)!r}?"
+            )
+    if engine == "scripted" and "replies" not in options:
+        raise ConfigError(
+            "engine_options: the engine scripted needs replies, a list of token ids for each; got none. "
+            "Set engine_options: {replies: [[...], ...]}."
+        )
+
+
+def _check_maker(maker: Any, engine: Any) -> None:
+    if not callable(maker):
+        raise ConfigError(f"engine: must be a class or a function that makes an engine; got {engine!r}. Correct it.")
+    missing = [name for name in _METHODS if isinstance(maker, type) and not hasattr(maker, name)]
+    if missing:
+        raise ConfigError(
+            f"engine: must have the methods of rllm_gym.types.Engine; got {engine!r} without {', '.join(missing)}. "
+            "Write them."
+        )
+    try:
+        inspect.signature(maker).bind("", dtype="", max_model_len=0, max_num_seqs=0, options={})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"engine: must be called as (model, *, dtype, max_model_len, max_num_seqs, options); got {engine!r} "
+            f"({error}). See rllm_gym.rollout.engines.EngineMaker."
+        ) from error
 
 
 def check_weight_names(who: str, names: Collection[str], expected: Collection[str]) -> None:

@@ -1,7 +1,8 @@
-"""An engine with prepared replies: it makes the loop's order and timing visible to tests and benchmarks."""
+"""An engine with prepared replies: it makes the order and timing of rollouts visible to tests and benchmarks."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rllm_gym.importing import import_object
+from rllm_gym.rollout.engines import check_options
 from rllm_gym.types import Completion, CompletionRequest
 
 LOGP_STEP = 0.125  # the i-th token of every reply has logp -(i + 1) / 8, exact in float32
@@ -75,6 +78,25 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self._running = []
+
+
+def make_scripted_engine(
+    model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, options: Mapping[str, Any]
+) -> ScriptedEngine:
+    """Return what `engine: scripted` means; it takes weights, but no reply depends on them.
+
+    Args:
+        options: `replies`: lists of token ids, given one after the other and again from the first; or a function of the
+            prompt ids, by itself or as "module:name". `num_steps`: see `ScriptedEngine`.
+    """
+    check_options("scripted", options)
+    replies = options["replies"]
+    if isinstance(replies, str):
+        replies = import_object("engine_options: replies", replies)
+    if not callable(replies):
+        in_turn = itertools.cycle(replies)
+        replies = lambda prompt_ids: next(in_turn)  # noqa: E731
+    return ScriptedEngine(replies, num_steps=options.get("num_steps"), max_context_tokens=max_model_len)
 
 
 @dataclass

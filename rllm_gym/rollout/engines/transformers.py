@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.engines import check_weight_names
+from rllm_gym.rollout.engines import check_options, check_weight_names
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
 
 
@@ -25,9 +25,10 @@ class TransformersEngine:
     Args:
         model: a causal LM, or the name or folder of one.
         dtype: "float32", "bfloat16" or "float16"; for a name or folder only.
-        device: where to put the model; default: CUDA where there is one, else the CPU. A given model stays where it is.
         max_model_len: tokens of a prompt and its completion; default and upper bound: the model's position embeddings.
         max_num_seqs: requests that run at the same time; others wait.
+        options: `device`: where to put the model; default: CUDA where there is one, else the CPU. A given model stays
+            where it is.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class TransformersEngine:
         model: str | PreTrainedModel,
         *,
         dtype: str = "float32",
-        device: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
+        options: Mapping[str, Any] = {},
     ):
+        check_options("transformers", options)
         if isinstance(model, str):
-            device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+            device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
             model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device)
         self._model = model.eval()
         num_positions = model.config.get_text_config().max_position_embeddings

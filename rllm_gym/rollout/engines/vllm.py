@@ -31,7 +31,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import dispatcher
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names, did_you_mean
+from rllm_gym.importing import did_you_mean
+from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
 from rllm_gym.types import Completion, CompletionRequest
 
 DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
@@ -67,9 +68,8 @@ class VLLMEngine:
         dtype: of weights and activations; "float32" agrees with a float32 trainer to about 1e-5.
         max_model_len: tokens of a prompt and its completion.
         max_num_seqs: requests in the running batch; others wait.
-        kv_cache_memory_bytes: for keys and values. Default: 1 GiB on a CPU; on CUDA vLLM's own, see
-            `engine_options={"gpu_memory_utilization": ...}`.
-        engine_options: more of vLLM's `EngineArgs`, by their own names; they win over the defaults made here.
+        options: more of vLLM's `EngineArgs`, by their own names; they win over the defaults made here. For keys and
+            values: `kv_cache_memory_bytes`, by default 1 GiB on a CPU, or on CUDA `gpu_memory_utilization`.
     """
 
     def __init__(
@@ -79,12 +79,9 @@ class VLLMEngine:
         dtype: str = "float32",
         max_model_len: int,
         max_num_seqs: int = 64,
-        kv_cache_memory_bytes: int | None = None,
-        engine_options: dict[str, Any] | None = None,
+        options: Mapping[str, Any] = {},
     ):
-        options = {**_default_options(max_model_len), **_checked(engine_options or {})}
-        if kv_cache_memory_bytes is None and current_platform.is_cpu():
-            kv_cache_memory_bytes = DEFAULT_KV_CACHE_BYTES
+        options = {**_default_options(max_model_len), **_checked(options)}
         self.policy_version = 0
         self.max_context_tokens = max_model_len
         self._weight_names = _weight_names(model, options.get("trust_remote_code", False))
@@ -94,7 +91,6 @@ class VLLMEngine:
                 dtype=dtype,  # type: ignore[arg-type]
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
-                kv_cache_memory_bytes=kv_cache_memory_bytes,
                 skip_tokenizer_init=True,
                 logprobs_mode="processed_logprobs",
                 **options,
@@ -165,6 +161,7 @@ def _default_options(max_model_len: int) -> dict[str, Any]:
         options |= {
             "enforce_eager": True,
             "block_size": 32,
+            "kv_cache_memory_bytes": DEFAULT_KV_CACHE_BYTES,
             # Per-request seeds and chunked prefill together fail: "CPU Generator does not use offset".
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(2048, max_model_len),
@@ -172,9 +169,9 @@ def _default_options(max_model_len: int) -> dict[str, Any]:
     return options
 
 
-def _checked(engine_options: dict[str, Any]) -> dict[str, Any]:
+def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    for name in engine_options:
+    for name in options:
         if name in VLLM_FIXED_OPTIONS:
             raise ConfigError(f"VLLMEngine: engine_options must leave {name!r} alone, it is set elsewhere. Remove it.")
         if name not in known:
@@ -182,7 +179,7 @@ def _checked(engine_options: dict[str, Any]) -> dict[str, Any]:
                 f"VLLMEngine: engine_options takes the fields of vLLM's EngineArgs; got {name!r}."
                 f"{did_you_mean(name, known - VLLM_FIXED_OPTIONS)}"
             )
-    return engine_options
+    return options
 
 
 def _weight_names(model: str, trust_remote_code: bool) -> set[str]:

@@ -1,0 +1,155 @@
+"""Which tasks an evaluation may play: none that is trained on, unless the split is `train`."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+from ray.tune.registry import _unregister_all, register_env
+
+from rllm_gym.algorithms import GRPOConfig, SFTConfig
+from rllm_gym.envs import UnicodeText
+from rllm_gym.errors import ConfigError
+from rllm_gym.rollout.environments import EnvironmentSpec, check_evaluation, item_ids_of
+from tests.envs.toy_environments import SayTheWord
+
+TEXTCRAFT = "rllm_gym/TextCraft-v0"
+
+
+class OtherWords(SayTheWord):
+    """An environment whose items have the same names, but are others."""
+
+    num_items = 6
+
+
+class Guess(gymnasium.Env):
+    """An environment of a user's own, which numbers no tasks and takes no keyword."""
+
+    def __init__(self) -> None:
+        self.observation_space = self.action_space = UnicodeText(100)
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    register_env("guess", lambda config: Guess(**config))
+    register_env("words", lambda config: SayTheWord(**config))
+    register_env("other_words", lambda config: OtherWords(**config))
+    register_env("deaf", lambda config: SayTheWord())  # takes what it is given, and draws from `train` all the same
+    yield
+    _unregister_all()
+
+
+def run(env, env_config=None, splits=("eval",), config_class=GRPOConfig, **options):
+    config = config_class().environment(env, env_config=env_config or {})
+    options = {"evaluation_interval": 5, "evaluation_splits": list(splits), **options}
+    for name, value in options.items():
+        setattr(config, name, value)
+    return config
+
+
+def refusal(config) -> str:
+    with pytest.raises(ConfigError) as error:
+        check_evaluation(config)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("splits", [["eval"], ["train", "eval"], ["all"]])
+def test_a_list_of_items_and_evaluation_on_another_split_name_splits(splits):
+    message = refusal(run(TEXTCRAFT, {"item_ids": [3, 4, 6, 17]}, splits))
+    assert message == (
+        "TextCraft-v0: item_ids in env_config hold for every split, so that evaluation would play what is trained on; "
+        f"got them with evaluation on {splits[-1]}. Use splits: {{train: ..., eval: ...}} in place of item_ids, or "
+        "evaluate on train."
+    )
+
+
+def test_a_list_of_items_may_be_trained_and_evaluated_on_alike():
+    check_evaluation(run(TEXTCRAFT, {"item_ids": [3, 4, 6, 17]}, ["train"]))
+    check_evaluation(run(TEXTCRAFT, {"item_ids": [3, 4, 6, 17]}, ["eval"], evaluation_interval=None))
+    spec = EnvironmentSpec("craft", TEXTCRAFT, {"item_ids": [3, 6]})
+    # 6 is of the environment's own eval; what is trained on is the list, all of it.
+    assert item_ids_of(spec, "train") == item_ids_of(spec, None) == ["textcraft_3", "textcraft_6"]
+
+
+def test_splits_of_the_users_are_played_where_they_are_asked_for():
+    spec = EnvironmentSpec("craft", TEXTCRAFT, {"splits": {"train": [3, 17], "eval": [6], "hard": [2]}})
+    check_evaluation(run(TEXTCRAFT, spec.env_config, ["train", "eval", "hard", "all"]))
+    assert item_ids_of(spec, None) == item_ids_of(spec, "train") == ["textcraft_3", "textcraft_17"]
+    assert item_ids_of(spec, "eval") == ["textcraft_6"]
+    assert item_ids_of(spec, "hard") == ["textcraft_2"]
+    assert len(item_ids_of(spec, "all")) == 544
+
+
+@pytest.mark.parametrize(
+    ("env_config", "splits", "message"),
+    [
+        ({"splits": {"train": [3, 6]}}, ["eval"], "TextCraftEnv: splits must keep what is trained on apart; got "
+         "'textcraft_6' both in train and in eval."),
+        ({"splits": {"hard": [2]}}, ["hrd"], "split must be one of train, eval, all, hard; got 'hrd'. Did you mean "
+         "'hard'?"),
+        ({"split": "all", "depth": 4}, ["eval"], "TextCraft-v0: evaluation must play no task that is trained on; got "
+         "'textcraft_535', the first of 3 tasks, in the split 'eval' and in TextCraft-v0's training. Say in splits "
+         "what each split holds, or evaluate on train."),
+        ({"split": "hard", "splits": {"hard": [2]}}, ["hard"], "got 'textcraft_2' in the split 'hard' and in"),
+    ],
+)  # fmt: skip
+def test_what_is_trained_on_is_not_evaluated_on_under_another_name(env_config, splits, message):
+    assert message in refusal(run(TEXTCRAFT, env_config, splits))
+
+
+def test_no_environment_of_a_run_evaluates_on_what_another_trains_on():
+    def mixture(hard):
+        return [
+            {"id": TEXTCRAFT, "name": "easy", "env_config": {"splits": {"train": [3, 4], "eval": [6]}}},
+            {"id": TEXTCRAFT, "name": "hard", "env_config": {"splits": hard}},
+        ]
+
+    check_evaluation(run(mixture({"train": [17], "eval": [2]})))
+    message = refusal(run(mixture({"train": [17], "eval": [4]})))
+    assert message.startswith("hard: evaluation must play no task that is trained on; got 'textcraft_4' in the split ")
+    assert "in easy's training." in message
+    assert "easy: " in refusal(run(mixture({"train": [17, 6], "eval": [2]})))
+
+
+def test_equal_ids_of_other_tasks_are_no_leak():
+    def mixture(second):
+        return [
+            {"id": "words", "env_config": {"splits": {"train": [0], "eval": [1]}}},
+            {"id": second, "name": "second", "env_config": {"splits": {"train": [1], "eval": [0]}}},
+        ]
+
+    check_evaluation(run(mixture("other_words")))
+    assert "got 'say_the_word_1' in the split 'eval' and in second's" in refusal(run(mixture("words")))
+
+
+def test_building_an_algorithm_checks_its_evaluation_first():
+    with pytest.raises(ConfigError, match="item_ids in env_config hold for every split"):
+        run(TEXTCRAFT, {"item_ids": [3, 4, 6, 17]}).build_algo()
+
+
+def test_every_environment_of_a_run_must_know_the_split():
+    env = [{"id": TEXTCRAFT, "env_config": {"splits": {"hard": [2]}}}, {"id": "rllm_gym/BabyAI-v0"}]
+    assert "BabyAIEnv: split must be one of train, eval, all; got 'hard'." in refusal(run(env, splits=["hard"]))
+
+
+def test_the_split_that_only_an_expert_plays_is_checked_too():
+    options = {"config_class": SFTConfig, "evaluation_interval": None}
+    leak = {"splits": {"train": [3, 6]}}
+    check_evaluation(run(TEXTCRAFT, leak, **options))
+    assert "'textcraft_6' both" in refusal(run(TEXTCRAFT, leak, evaluation_data="expert", **options))
+    check_evaluation(run(TEXTCRAFT, leak, ["train", "eval"], evaluation_data="expert", **options))  # the first counts
+    check_evaluation(run(None, evaluation_data="expert", **options))
+
+
+def test_an_environment_without_item_ids_is_evaluated_on_what_it_trains_on_alone():
+    assert refusal(run("guess")) == (
+        "guess: evaluation on another split than train needs item_ids, by which its tasks are played; got 'eval', and "
+        "an environment without item_ids. Give it some, or evaluate on train."
+    )
+    check_evaluation(run("guess", splits=["train"]))  # makes it without a keyword that it would not know
+    assert item_ids_of(EnvironmentSpec("guess", "guess"), "train") is None
+
+
+def test_an_environment_that_ignores_the_split_is_noticed():
+    assert "got 'say_the_word_0', the first of 4 tasks, in the split 'eval'" in refusal(run("deaf"))
+    assert "got 'say_the_word_0'" in refusal(run("deaf", {"splits": {"train": [0], "eval": [1]}}))
