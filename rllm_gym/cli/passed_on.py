@@ -7,12 +7,15 @@ those that it knows, and building it with one of them says what is wrong inside.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
+import io
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -56,7 +59,9 @@ def _vllm_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
 def _engine_hints() -> dict[str, Any]:
     """Return {field: type hint} of vLLM's `EngineArgs`; {} where there is no vLLM."""
     try:
-        from rllm_gym.rollout.engines.vllm import EngineArgs
+        # What vLLM and its imports say on the way matters where it samples, not here.
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
+            from rllm_gym.rollout.engines.vllm import EngineArgs
     except ImportError:  # LLMEnvRunner says what to install
         return {}
     return {field.name: _plain(field.type) for field in dataclasses.fields(EngineArgs)}

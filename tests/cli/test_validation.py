@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,15 @@ def faults(tmp_path: Path, text: str) -> list[str]:
 def test_the_good_file_passes(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD)
     assert dry_run(tmp_path / "x.yaml").exit_code == 0
+
+
+def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(GOOD.replace("groups_per_step: 2", "engine_options: {enforce_eager: true}"))
+    # A process of its own: what vLLM prints it prints once, when it is imported.
+    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), "--dry-run"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 # (what replaces what in the good file, the whole of stderr)
