@@ -291,7 +291,7 @@ class AgentEvol(OfflineAlgorithm):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         mine = {
             "trajectories_path": str(self.trajectories_path),
-            "kept": None if self.kept is None else list(self.kept),
+            "kept": None if self.kept is None else [self.kept[k] for k in range(len(self.kept))],
         }
         return super().get_state(*args, **kwargs) | mine
 

@@ -78,6 +78,7 @@ class PolicyGradient(LLMAlgorithm):
         self.kl_coeff: dict[str, float] = {}  # by module, once it has followed its target
         self._scores_for_advantage, self._scores_for_loss = config.scores_for_advantage, config.scores_for_loss
         self._max_tokens_to_bootstrap = config.max_tokens_to_bootstrap
+        self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
         super().setup(config)
 
     @override(Algorithm)
@@ -149,7 +150,7 @@ class PolicyGradient(LLMAlgorithm):
                 invalid_action_penalty=self.config.invalid_action_penalty,
                 max_tokens=self._max_tokens_to_bootstrap,
             )
-        return samples
+        return [sample for sample in samples if sample.module not in self._only_playing]
 
     def _kl_shaped_reward(self, module_id: str, rollouts: Rollouts) -> torch.Tensor:
         config = self.config
@@ -176,7 +177,7 @@ class PolicyGradient(LLMAlgorithm):
     def _follow_kl_target(self, results: list[Any]) -> None:
         config = self.config
         for module_id, of_module in results[0].items():
-            if "ref_kl" not in of_module or config.kl_coeff == 0:
+            if "ref_kl" not in of_module:
                 continue
             kl_coeff = self.kl_coeff.get(module_id, config.kl_coeff)
             self.metrics.log_value((LEARNER_RESULTS, module_id, "kl_coeff"), kl_coeff, window=1)
@@ -204,14 +205,14 @@ class PolicyGradient(LLMAlgorithm):
     def _log(self, *, sampling_s: float, learning_s: float, sync_s: float) -> None:
         sampled = self.sampled
         statistics = self.log_episodes(sampled.played, sampled.failed)
-        num_kept = len({sample.group for sample in sampled.trained})
+        num_groups, num_kept = (len({s.group for s in samples}) for samples in (sampled.samples, sampled.trained))
         turns = [turn for e in sampled.played for stream in e.streams.values() for turn in stream.turns]
         self.metrics.log_dict(
             {
                 "max_episode_steps": self.max_episode_steps or 0,
                 "policy_version": max((turn.policy_version for turn in turns), default=0),
-                "num_groups": len(sampled.tasks),
-                "num_groups_dropped": len(sampled.tasks) - num_kept,
+                "num_groups": num_groups,
+                "num_groups_dropped": num_groups - num_kept,
                 "sampling_s": sampling_s,
                 "learning_s": learning_s,
                 "sync_s": sync_s,

@@ -108,6 +108,11 @@ class PPOConfig(PolicyGradientConfig):
             return
         self._check_one_of(critic=("separate", "shared"), gae_per=("token", "turn"), bootstrap=("never", "truncated"))
         self._check_at_least(gamma=0, lambda_=0, critic_lr=0, critic_epochs=1, critic_warmup_steps=0, vf_loss_coeff=0)
+        if self.critic == "shared" and self.critic_epochs != 1:
+            raise ConfigError(
+                f"PPOConfig: critic_epochs are the separate critic's; got {self.critic_epochs} with critic: shared. "
+                "Set num_epochs, which are both's, or critic: separate."
+            )
         for name in ("gamma", "lambda_"):
             if getattr(self, name) > 1:
                 raise ConfigError(f"PPOConfig: {name} must be at most 1; got {getattr(self, name)!r}.")
@@ -148,7 +153,7 @@ class PPOConfig(PolicyGradientConfig):
         if inference_only or self.critic == "shared":
             return spec
         for policy_id, policy in list(spec.rl_module_specs.items()):
-            if self._is_trained(policy_id):
+            if self.is_trained(policy_id):
                 critic = RLModuleSpec(
                     CriticModule,
                     observation_space=policy.observation_space,
@@ -158,12 +163,6 @@ class PPOConfig(PolicyGradientConfig):
                 )
                 spec.add_modules({policy_id + CRITIC_SUFFIX: critic})
         return spec
-
-    def _is_trained(self, policy_id: str) -> bool:
-        trained = self.policies_to_train
-        if callable(trained):
-            return trained(policy_id, None)
-        return trained is None or policy_id in trained
 
 
 class PPOLearner(PolicyLearner):

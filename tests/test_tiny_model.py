@@ -180,9 +180,9 @@ def test_training_ids_are_what_the_token_environment_makes(sources, tmp_path):
             ids = fresh.get_wrapper_attr("encode_action")(action)
             observation, reward, *_ = fresh.step(ids)
             parts += [(ids, 1.0), (observation, ENV_WEIGHT)]
-        np.testing.assert_array_equal(sample.token_ids, np.concatenate([part for part, _ in parts[:-1]]))
+        np.testing.assert_array_equal(sample.tokens, np.concatenate([part for part, _ in parts[:-1]]))
         weights = np.concatenate([np.full(len(part), weight, np.float32) for part, weight in parts[:-1]])
-        np.testing.assert_array_equal(sample.weights, weights)
+        np.testing.assert_array_equal(sample.weight, weights)
         assert len(actions) == len(episode.is_mistake)
         assert reward == 1.0 or len(actions) == plan.max_turns
 
@@ -192,10 +192,8 @@ def test_a_system_prompt_is_the_environments_own_and_part_of_the_first_observati
     env = TokenEnv(TextCraftEnv())
     observation, _ = env.reset(seed=episode.seed, options={"item_id": episode.item_id})
     [sample] = samples_of([episode], tmp_path, env.chat)
-    np.testing.assert_array_equal(sample.token_ids[: len(observation)], observation)
-    assert sample.weights[len(observation)] == 1.0 and set(sample.weights[: len(observation)]) == {
-        np.float32(ENV_WEIGHT)
-    }
+    np.testing.assert_array_equal(sample.tokens[: len(observation)], observation)
+    assert sample.weight[len(observation)] == 1.0 and set(sample.weight[: len(observation)]) == {np.float32(ENV_WEIGHT)}
 
 
 @pytest.mark.parametrize("env", ["textcraft", "babyai", "searchqa"])

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rllm_gym.envs.web.browser import Browser, PlaywrightError
-from rllm_gym.envs.web.tab import COUNT_REQUESTS, PageError, Tab
+from rllm_gym.envs.web.page_scripts import COUNT_REQUESTS
+from rllm_gym.envs.web.tab import PageError, Tab
 from rllm_gym.envs.web.tree import Node
 from rllm_gym.errors import EnvError
 

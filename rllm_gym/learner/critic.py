@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -25,7 +25,7 @@ class CriticModule(LanguageModule):
         self.value_head = make_value_head(self.bare_lm)
 
     def load(self, base_model: str, dtype: str) -> PreTrainedModel:
-        return load_language_model(base_model, dtype).base_model
+        return cast(PreTrainedModel, load_language_model(base_model, dtype).base_model)
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Return the values.

@@ -17,11 +17,11 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
-from rllm_gym.errors import NonFiniteError
+from rllm_gym.errors import ConfigError, NonFiniteError
 from rllm_gym.learner.batch import Batch, MicroBatch, collate, split_into_micro_batches
 from rllm_gym.learner.deepspeed_config import deepspeed_config
 from rllm_gym.learner.engine_files import load_engines, save_engines
-from rllm_gym.learner.module_checks import count_parameters, gradient_norm, packing_fault, weights_are_finite
+from rllm_gym.learner.module_checks import count_parameters, packing_fault
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.types import Sample
@@ -62,20 +62,24 @@ class DeepSpeedLearner(TorchLearner):
         os.environ.setdefault("LOCAL_RANK", "0")  # RLlib's remote learners set none, and DeepSpeed insists
         torch.set_num_threads(self.config.num_learner_threads)
         # RLlib's seeding makes torch also fill new memory, a tenth of an update here; nothing reads it unwritten.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self.engines: dict[str, Any] = {}
         self.num_skipped_steps: dict[str, int] = defaultdict(int)
         self.train_step = 0
         super().build()
         self.packing_fault = self._find_packing_fault()
+        if self.config.packing is True and self.packing_fault:
+            raise ConfigError(
+                "packing: the model must keep sequences apart by their positions; base_model does not "
+                f"({self.packing_fault}). Set packing: false, or auto."
+            )
         self._gather_weights()
 
     def _find_packing_fault(self) -> str | None:
-        """Return why rows cannot hold several sequences, or None where they can, or shall not."""
+        """Return why rows hold one sequence each, or None where they can hold several."""
         if self.config.packing is False:
             return "packing: false"
-        is_exact = self.config.dtype == "float32" and not any(e.torch_autocast_enabled() for e in self.engines.values())
-        faults = [packing_fault(self.engines[id_], is_exact=is_exact, device=self._device) for id_ in self.policy_ids]
+        faults = [packing_fault(self.engines[id_], self.config.dtype, self._device) for id_ in self.policy_ids]
         return next((fault for fault in faults if fault), None)
 
     @override(TorchLearner)
@@ -94,12 +98,8 @@ class DeepSpeedLearner(TorchLearner):
         settings = deepspeed_config(self.config, num_parameters, self.deepspeed_options(module_id))
         optimizer = None
         if "optimizer" not in settings:
-            optimizer = torch.optim.AdamW(
-                parameters,
-                lr=self.learning_rate(module_id),
-                betas=tuple(self.config.adam_betas),
-                weight_decay=self.config.weight_decay,
-            )
+            lr, betas, weight_decay = self.learning_rate(module_id), self.config.adam_betas, self.config.weight_decay
+            optimizer = torch.optim.AdamW(parameters, lr=lr, betas=tuple(betas), weight_decay=weight_decay)
         engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, model_parameters=parameters, config=settings, dist_init_required=False
         )
@@ -199,7 +199,7 @@ class DeepSpeedLearner(TorchLearner):
             engine.backward(loss * world_size(), scale_wrt_gas=False)  # DeepSpeed averages over ranks
         is_finite = self.all_reduce(torch.tensor(float(is_finite)), dist.ReduceOp.MIN).item() > 0
         # ZeRO-0 clips inside step() and keeps no norm unless the gradients are flattened for it.
-        norm = gradient_norm(self.module[module_id]) if self.config.zero_stage == 0 else None
+        norm = self.module[module_id].gradient_norm() if self.config.zero_stage == 0 else None
         if norm is not None and not (is_finite and math.isfinite(norm)):
             engine.zero_grad()
             self._count_skipped_step(module_id)
@@ -224,13 +224,13 @@ class DeepSpeedLearner(TorchLearner):
             raise self._non_finite("loss or gradient", module_id)
 
     def _check_weights(self, module_id: str) -> None:
-        is_finite = torch.tensor(float(weights_are_finite(self.module[module_id])))
+        is_finite = torch.tensor(float(self.module[module_id].is_finite()))
         if not self.all_reduce(is_finite, dist.ReduceOp.MIN).item():
             raise self._non_finite("weight", module_id)
 
     def _non_finite(self, what: str, module_id: str) -> NonFiniteError:
         return NonFiniteError(
-            f"{type(self).__name__}: non-finite {what} of module {module_id!r} at train step {self.train_step}; "
+            f"DeepSpeedLearner: non-finite {what} of module {module_id!r} at train step {self.train_step}; "
             f"{self.num_skipped_steps[module_id]} steps were skipped, skip_non_finite_steps is "
             f"{self.config.skip_non_finite_steps}. Lower lr, or look at the rewards and log-probabilities."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class LanguageModule(TorchRLModule):
     @property
     def bare_lm(self) -> PreTrainedModel:
         """The model without peft's wrapper; adapters stay in its layers."""
-        return self.lm if self.model_config["lora"] is None else self.lm.get_base_model()
+        return self.lm if self.model_config["lora"] is None else cast(Any, self.lm).get_base_model()
 
     # --- weights ---
 
@@ -97,6 +97,19 @@ class LanguageModule(TorchRLModule):
                     "full": _to_arrays(self.state_dict()),
                     "inference": _to_arrays(self.inference_state()),
                 }
+
+    # --- what the learner watches ---
+
+    def gradient_norm(self) -> float | None:
+        """Return the norm of the gradient, None where the parameters hold none: a 16-bit optimizer keeps it."""
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        if not gradients:
+            return None
+        return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])))
+
+    def is_finite(self) -> bool:
+        """Return whether all weights are, of sharded ones those of this rank."""
+        return all(bool(torch.isfinite(getattr(p, "ds_tensor", p)).all()) for p in self.parameters())
 
     def inference_state(self) -> dict[str, torch.Tensor]:
         """Return what the samplers get."""
@@ -302,8 +315,8 @@ def _disable_dropout(lm: PreTrainedModel) -> None:
     for module in lm.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):  # elsewhere it is a Dropout
+            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:

@@ -61,13 +61,12 @@ class LLMAlgorithm(Algorithm):
         super().setup(config)
         if self.env_runner_group is None:
             self.env_runner_group = NoEnvRunners()
-        for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
-            if error is not None:
-                raise RllmGymError(f"an EnvRunner could not be built: {error}")
-        if config.packing == "auto":
-            fault = next(iter(self.on_all_learners(lambda learner: learner.packing_fault)))
-            if fault:
-                logger.warning("packing: auto: rows hold one sequence each, for base_model cannot tell more: %s", fault)
+        self._check_env_runners("could not be built")
+        fault, *_ = self.on_all_learners(lambda learner: learner.packing_fault)
+        if fault and config.packing == "auto":
+            logger.warning(
+                "packing: auto: rows hold one sequence each, for base_model cannot tell more apart: %s", fault
+            )
 
     @override(Algorithm)
     @staticmethod
@@ -166,9 +165,12 @@ class LLMAlgorithm(Algorithm):
             from_worker_or_learner_group=self.learner_group, timeout_seconds=None, inference_only=True
         )
         # The sync only queues; what a runner answers next, it answers with the new weights.
+        self._check_env_runners("could not load the weights")
+
+    def _check_env_runners(self, what: str) -> None:
         for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
             if error is not None:
-                raise RllmGymError(f"an EnvRunner could not load the weights: {error}")
+                raise RllmGymError(f"an EnvRunner {what}: {error}")
 
     def log_episodes(self, played: list[Episode], failed: list[Episode]) -> dict[str, float]:
         """Log what stands under `env_runners/`, and return it."""
@@ -368,7 +370,8 @@ class LLMAlgorithm(Algorithm):
     @override(Checkpointable)
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
         path = super().save_to_path(path, **kwargs)
-        self._with_engines("save_engines", path)
+        # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
+        self.on_all_learners(lambda learner: learner.save_engines(f"{path}/deepspeed"))
         write_manifest(Path(path), training_iteration=self.training_iteration)  # last: it says that all is there
         return path
 
@@ -377,7 +380,7 @@ class LLMAlgorithm(Algorithm):
         # A checkpoint of another run may carry the number of the weights that the runners hold.
         self.env_runner_group.foreach_env_runner("forget_weights", local_env_runner=False)
         super().restore_from_path(path, *args, **kwargs)
-        self._with_engines("load_engines", path)
+        self.on_all_learners(lambda learner: learner.load_engines(f"{path}/deepspeed"))
         make_callback(
             "on_checkpoint_loaded",
             callbacks_objects=self.callbacks,
@@ -388,11 +391,6 @@ class LLMAlgorithm(Algorithm):
     @override(Algorithm)
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         self.restore_from_path(checkpoint_dir)  # fires on_checkpoint_loaded, as from_checkpoint() does
-
-    def _with_engines(self, method: str, path: Any) -> None:
-        # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
-        folder = str(Path(path) / "deepspeed")
-        self.on_all_learners(lambda learner: getattr(learner, method)(folder))
 
     @override(Algorithm)
     def cleanup(self) -> None:

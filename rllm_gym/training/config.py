@@ -313,6 +313,11 @@ class LLMConfig(StrictConfig):
     def sampling_params(self) -> SamplingParams:
         return SamplingParams(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
 
+    def is_trained(self, policy_id: str) -> bool:
+        """Return whether a policy learns, or only plays."""
+        trained = self.policies_to_train
+        return trained(policy_id, None) if callable(trained) else trained is None or policy_id in trained
+
     @property
     def num_learner_threads(self) -> int:
         """Threads of a learner: the CPUs that it was given; a local one lives in the main process."""

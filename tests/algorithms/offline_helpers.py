@@ -23,6 +23,8 @@ def offline_config(config, base_model, **options):
         "evaluation_duration": 16,
         "save_trajectories": False,
     }
+    if hasattr(config, "expert_threshold"):  # a random model's best episodes are no expert's
+        defaults |= {"expert_threshold": None, "reward_gap": 0.0}
     if options.get("engine") != "transformers":
         defaults["engine_options"] = {"kv_cache_memory_bytes": 64 * 2**20}
     for name, value in {**defaults, **options}.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from rllm_gym.algorithms.agent_evol import AgentEvol, AgentEvolConfig
 from rllm_gym.checkpoints import CheckpointInfo, write_origin
-from rllm_gym.data import read_episodes
+from rllm_gym.data import SampleFile, read_episodes
 from rllm_gym.errors import ConfigError
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 from tests.algorithms.offline_helpers import offline_config
@@ -19,6 +21,7 @@ def evol_config(base_model, **options):
     defaults = {
         "data": None, "groups_per_step": 8, "group_size": 8, "groups_per_request": 4, "keep": "reward",
         "num_generation_epochs": 2, "restart_from_base": False, "save_trajectories": True,
+        "keep_per_item": None, "accumulates": False,
     }  # fmt: skip
     return offline_config(AgentEvolConfig(), base_model, **{**defaults, **options})
 
@@ -77,17 +80,42 @@ def test_each_generation_begins_with_the_base_model_and_a_fresh_optimizer_if_tol
     assert algo.train()["env_runners"]["num_episodes"] == 64
 
 
+def kept_of(algo, episodes) -> SampleFile:
+    kept = SampleFile(algo.trajectories_path.parent)
+    algo._keep(episodes, kept)
+    return kept
+
+
+def test_of_each_task_the_first_successes_are_kept_and_data_accumulate_over_generations(tiny_model, build, tmp_path):
+    config = evol_config(tiny_model, keep="threshold", threshold=0.0, keep_per_item=2, accumulates=True)
+    algo = build(config)
+    kept = [algo.train()["num_kept_samples"] for _ in range(2)]
+    by_item = Counter((record.train_step, record.item_id) for record in read_episodes(algo.trajectories_path))
+    assert kept[0] == sum(min(2, count) for (step, _), count in by_item.items() if step == 0)
+    assert kept[1] == kept[0] + sum(min(2, count) for (step, _), count in by_item.items() if step == 1)
+    first = next(record for record in read_episodes(algo.trajectories_path) if record.train_step == 0)
+    ids = [i for turn in first.turns for i in (*turn.observation_ids, *turn.action_ids)]
+    assert algo.kept[0].tokens.tolist() == ids
+    # A restored run goes on with what was kept before, to the same weights.
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    expected = algo.train()["num_kept_samples"]
+    straight = module_weights(algo)
+    algo.restore_from_path(path)
+    assert algo.train()["num_kept_samples"] == expected > kept[1]
+    assert equal(straight, module_weights(algo))
+
+
 def test_an_episode_counts_by_its_return_or_not_at_all_below_the_threshold(tiny_model, build):
     algo = build(evol_config(tiny_model))
     groups = algo.task_sampler.groups(0, 4)
     episodes, _ = algo.sample(groups, max_episode_steps=algo.horizons)
     returns = [episode.streams["agent"].total_reward for episode in episodes]
-    by_reward = algo._keep(episodes)
+    by_reward = kept_of(algo, episodes)
     weights = [by_reward[k].weight.max() for k in range(len(by_reward))]
     assert weights == pytest.approx([value for value in returns if value > 0])
     algo.config._is_frozen = False
     algo.config.keep, algo.config.threshold = "threshold", sorted(returns)[-5]
-    above = algo._keep(episodes)
+    above = kept_of(algo, episodes)
     assert len(above) == sum(value >= sorted(returns)[-5] for value in returns)
     assert {above[k].weight.max() for k in range(len(above))} == {1.0}
 

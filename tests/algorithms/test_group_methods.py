@@ -62,7 +62,7 @@ def dropped(algo, samples) -> set[int]:
     return algo._groups_to_drop(rollouts, algo.advantage(rollouts))
 
 
-# Whitened: [.5, .5], [-.5], [0], [0, 0] have mean 1/12 and sample variance (.75 - 6/144) / 5 = .141667, deviation .376386.
+# Whitened: [.5, .5], [-.5], [0], [0, 0] have mean 1/12, sample variance (.75 - 6/144) / 5 = .141667, deviation .376386.
 WHITE = [(x - 1 / 12) / 0.376386 for x in (0.5, -0.5, 0.0)]
 
 
@@ -174,7 +174,7 @@ def test_overlong_episodes_are_left_out_of_the_loss_but_count_in_their_group():
     episodes = [played_episode(task, 1.0), played_episode(task, 0.0)]
     episodes[0].episode_id, episodes[1].episode_id, episodes[1].end_reason = "a", "b", "context_limit"
     algo.sampled, algo.metrics = Sampled(), _Metrics()
-    algo._scores_for_advantage, algo._max_tokens_to_bootstrap = [], None
+    algo._scores_for_advantage, algo._max_tokens_to_bootstrap, algo._only_playing = [], None, set()
     algo._assess(episodes)
     assert [(sample.episode, sample.advantage.max()) for sample in algo.sampled.trained] == [
         ("a", pytest.approx(HALF, abs=1e-5))
@@ -192,7 +192,7 @@ def test_an_invalid_action_costs_its_turn_the_penalty():
     task = TaskGroup((0, 0, 0), "task", 2)
     episode = played_episode(task, 1.0)
     episode.streams[AGENT].turns[0].is_invalid_action = True
-    algo.sampled, algo._max_tokens_to_bootstrap = Sampled(), None
+    algo.sampled, algo._max_tokens_to_bootstrap, algo._only_playing = Sampled(), None, set()
     [sample] = algo._samples_of([episode])
     assert sample.reward.tolist() == pytest.approx([0.0, 0.9])
     assert episode.streams[AGENT].turns[0].reward == 1.0  # what is stored is what the environment gave

@@ -9,12 +9,12 @@ import types
 import numpy as np
 import pytest
 import torch
-from rllm_gym.learner.packing import Packing
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.sft import SFT, SFTConfig
 from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
 from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.learner.batch import Packing, deal
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.sample_maker import SampleMaker, samples_of, samples_of_path
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
@@ -49,7 +49,7 @@ def test_a_conversation_becomes_what_the_template_renders_and_only_the_assistant
     assert learnt(chat, sample) == "one<|im_end|>two<|im_end|>"
     partly = SampleMaker(chat, 512).of_dialogue(Dialogue(messages, (False, False, False, False, True)))
     assert learnt(chat, partly) == "two<|im_end|>"
-    assert partly.token_ids.tolist() == sample.tokens.tolist()
+    assert partly.tokens.tolist() == sample.tokens.tolist()
 
 
 def test_what_is_too_long_is_cut_after_a_whole_turn_and_nothing_to_learn_is_left_out(chat):
@@ -150,7 +150,8 @@ def test_the_gradient_is_that_of_the_mean_over_learnt_tokens_whatever_the_packin
     )
 
 
-def test_a_model_that_does_not_keep_packed_sequences_apart_is_refused(tiny_model, monkeypatch):
+def test_a_model_that_does_not_keep_packed_sequences_apart_is_refused_or_given_one_a_row(tiny_model, monkeypatch):
+    samples = make_samples(4)
     pack = Packing.pack
 
     def positions_go_on(self, tokens_BT):
@@ -159,8 +160,13 @@ def test_a_model_that_does_not_keep_packed_sequences_apart_is_refused(tiny_model
 
     monkeypatch.setattr(Packing, "pack", positions_go_on)
     with pytest.raises(ConfigError, match=r"must keep sequences apart.*Set packing: false"):
-        make_group(make_config(tiny_model, "SFT"))
-    make_group(make_config(tiny_model, "SFT", packing=False))
+        make_group(make_config(tiny_model, "SFT", packing=True))
+    fallen_back = make_group(make_config(tiny_model, "SFT"))
+    [fault] = [r.get() for r in fallen_back.foreach_learner(lambda learner: learner.packing_fault)]
+    assert fault.startswith("log-probabilities differ by")
+    assert equal(
+        gradient(fallen_back, samples), gradient(make_group(make_config(tiny_model, "SFT", packing=False)), samples)
+    )
 
 
 def test_the_temperature_of_sampling_changes_nothing_of_what_is_learnt(tiny_model):
@@ -184,8 +190,8 @@ def test_two_learners_change_no_gradient_and_no_held_out_loss(tiny_model, ray_cl
     two = make_group(make_config(tiny_model, "SFT", zero_stage=stage, num_learners=2, tokens_per_micro_batch=80))
     try:
         losses = []
-        for group, shards in ((one, [samples]), (two, [samples[::2], samples[1::2]])):
-            found = group.foreach_learner(lambda learner, shards=shards: learner.evaluate(shards))
+        for group, shards in ((one, [range(9)]), (two, deal(samples, 2))):
+            found = group.foreach_learner(lambda learner, shards=shards: learner.evaluate(samples, shards))
             losses.append([result.get()["loss"] for result in found])
         assert losses[1] == pytest.approx(losses[0] * 2, rel=1e-5)
         whole = gradient(one, samples)

@@ -19,10 +19,12 @@ def run(tmp_path):
     folder = tmp_path / "runs" / "quickstart" / "trial" / "trajectories"
     writer = TrajectoryWriter(folder, shard_bytes=1)
     for step in range(3):
-        turn = TurnRecord(observation_ids=[step], action_ids=[4, 5], logp=[-0.5, -1.0], reward=1.0, policy_version=step)
+        computed = {"advantage": [step / 2, -1.0], "trainer_logp": [-0.25, -1.5]}
+        sampled = {"action_ids": [4, 5], "logp": [-0.5, -1.0], "reward": 1.0, "policy_version": step}
+        turn = TurnRecord(observation_ids=[step], **sampled, **computed)
         shared = {"env_id": "toy", "messages": [{"role": "user", "content": "hi"}], "final_observation_ids": []}
         failed = {"turns": [], "end_reason": "error", "error": "boom"}
-        played = {"turns": [turn], "end_reason": "terminated", "advantage": step / 2, "info": {f"key{step}": step}}
+        played = {"turns": [turn], "end_reason": "terminated", "info": {f"key{step}": step}}
         for member, fields in enumerate([played, failed] if step else [failed, failed]):
             name = f"{step}-{member}"
             record = EpisodeRecord(**shared, **fields, episode_id=name, seed=member, member=member, train_step=step)
@@ -44,7 +46,8 @@ def test_the_documented_pandas_line_gives_a_frame_of_all_records(run):
     frame = documented_line("With pandas", run)["frame"]
     assert list(frame.episode_id) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
     assert frame.turns[2][0]["logp"] == [-0.5, -1.0]
-    assert frame.groupby("train_step").advantage.mean().dropna().to_dict() == {1: 0.5, 2: 1.0}
+    assert [turns[0]["advantage"] for turns in frame.turns[[2, 4]]] == [[0.5, -1.0], [1.0, -1.0]]
+    assert frame.groupby("train_step").seed.count().to_dict() == {0: 2, 1: 2, 2: 2}
     assert list(frame.error.dropna()) == ["boom"] * 4
 
 
@@ -53,4 +56,5 @@ def test_the_documented_ray_data_line_gives_all_records(run, ray_cluster):
     assert sorted(row["episode_id"] for row in rows) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
     second = next(row for row in rows if row["episode_id"] == "1-0")
     assert second["turns"] == [TurnRecord(**second["turns"][0]).model_dump()]
-    assert (second["turns"][0]["logp"], second["advantage"], second["error"]) == ([-0.5, -1.0], 0.5, None)
+    assert (second["turns"][0]["logp"], second["error"]) == ([-0.5, -1.0], None)
+    assert (second["turns"][0]["advantage"], second["turns"][0]["trainer_logp"]) == ([0.5, -1.0], [-0.25, -1.5])

@@ -144,9 +144,10 @@ def test_within_a_group_only_what_was_sampled_together_is_compared(tmp_path):
 
 
 def test_an_episode_comes_back_from_its_record():
+    first, second = np.array([-0.5], np.float32), np.array([-1, -2], np.float32)
     turns = [
-        Turn(np.array([1, 2]), np.array([3]), np.array([-0.5], np.float32), policy_version=4, env_step=0, reward=0.25),
-        Turn(np.array([5]), np.array([6, 7]), np.array([-1, -2], np.float32), policy_version=4, env_step=1, reward=1.0),
+        Turn(np.array([1, 2]), np.array([3]), first, policy_version=4, env_step=0, reward=0.25, is_invalid_action=True),
+        Turn(np.array([5]), np.array([6, 7]), second, policy_version=5, env_step=1, reward=1.0),
     ]
     stream = Stream(AGENT, "default_policy", turns, np.array([8]), [{"role": "user", "content": "x"}])
     group = TaskGroup((0, 3, 1), "item", 2)
@@ -159,6 +160,7 @@ def test_an_episode_comes_back_from_its_record():
     again = episode_of(records, group)
     assert records_of(again, env_version="", train_step=3, max_episode_steps=None) == records
     assert (again.info, again.num_env_steps, again.group) == (info, 2, group)
+    assert [turn.is_invalid_action for turn in again.streams[AGENT].turns] == [True, False]
 
 
 def test_samples_on_disk_come_back_equal_in_any_order_also_while_more_are_added(tmp_path):
@@ -168,10 +170,10 @@ def test_samples_on_disk_come_back_equal_in_any_order_also_while_more_are_added(
     for sample in samples[:3]:
         file.append(sample)
     for k in (2, 0):
-        assert file[k].token_ids.tolist() == samples[k].token_ids.tolist()
-        assert file[k].weights.tolist() == samples[k].weights.tolist()
+        assert file[k].tokens.tolist() == samples[k].tokens.tolist()
+        assert file[k].weight.tolist() == samples[k].weight.tolist()
     file.append(samples[3])
-    assert file[3].token_ids.tolist() == samples[3].token_ids.tolist()
+    assert file[3].tokens.tolist() == samples[3].tokens.tolist()
     assert (len(file), file.num_tokens) == (4, 14)
     assert not list(tmp_path.iterdir())  # nothing is left behind, whatever becomes of the process
     with pytest.raises(IndexError, match="below 4; got 4"):

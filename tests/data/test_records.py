@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from rllm_gym.data import EpisodeRecord, TurnRecord, records_of
-from rllm_gym.types import AGENT, Episode, Stream, TaskGroup, Turn
+from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
 
 def turn(observation, action, *, reward=0.0, env_step=0, policy_version=3):
@@ -30,7 +30,7 @@ def test_an_episode_is_stored_as_it_was_played():
     )
     info = {"is_success": np.True_, "category": "depth_1", "split": "train", "score": np.float32(0.5)}
     info["messages"] = messages
-    [record] = stored(episode([stream], info=info, timings={"env_s": 0.25}), advantages={AGENT: np.float32(-1.5)})
+    [record] = stored(episode([stream], info=info, timings={"env_s": 0.25}))
 
     first, second = record.turns
     assert (first.observation_ids, first.action_ids, first.reward, first.env_step) == ([1, 2], [3, 4], 0.0, 0)
@@ -43,7 +43,8 @@ def test_an_episode_is_stored_as_it_was_played():
     assert (record.item_id, record.split, record.category) == ("textcraft_17", "train", "depth_1")
     assert record.is_success is True
     assert (record.env_version, record.max_episode_steps, record.module_id) == ("0.1.0", 6, "main")
-    assert (record.advantage, record.timings, record.end_reason) == (-1.5, {"env_s": 0.25}, "terminated")
+    assert (record.timings, record.end_reason) == ({"env_s": 0.25}, "terminated")
+    assert [(turn.advantage, turn.trainer_logp) for turn in record.turns] == [(None, None)] * 2
     assert record.info == {"score": 0.5}
 
 
@@ -55,14 +56,44 @@ def test_log_probabilities_come_back_as_the_same_float32():
     np.testing.assert_array_equal(np.array(read.turns[0].logp, np.float32), logp)
 
 
-def test_each_agent_has_a_record_with_its_own_turns_info_and_advantage():
+def sample_of(turns, **labels):
+    """A sample whose advantage and trainer's log-probability are 1, 2, 3, ... and -1, -2, -3, ... by its tokens."""
+    sample = Sample.of_turns(turns, final_observation_ids=np.array([9, 9]), **labels)
+    sample.advantage = np.arange(1, len(sample) + 1, dtype=np.float32)
+    sample.trainer_logp = -sample.advantage
+    return sample
+
+
+def test_each_agent_has_a_record_with_its_own_turns_info_and_advantages():
     streams = [Stream("ada", "m0", [turn([1], [2])]), Stream("bob", "m1", [turn([3], [4], env_step=1)])]
     played = episode(streams, info={"ada": {"is_success": True}, "bob": {"is_success": False}})
-    ada, bob = stored(played, advantages={"bob": 0.5})
-    assert (ada.agent_id, ada.module_id, ada.is_success, ada.advantage) == ("ada", "m0", True, None)
-    assert (bob.agent_id, bob.module_id, bob.is_success, bob.advantage) == ("bob", "m1", False, 0.5)
+    ada, bob = stored(played, samples={"bob": [sample_of(streams[1].turns)]})
+    assert (ada.agent_id, ada.module_id, ada.is_success, ada.turns[0].advantage) == ("ada", "m0", True, None)
+    assert (bob.agent_id, bob.module_id, bob.is_success, bob.turns[0].advantage) == ("bob", "m1", False, [2.0])
     assert (ada.turns[0].action_ids, bob.turns[0].action_ids) == ([2], [4])
     assert ada.episode_id == bob.episode_id
+
+
+def test_what_was_computed_for_a_token_is_stored_with_its_turn_whichever_part_it_is_of():
+    turns = [turn([1, 2], [3, 4]), turn([5], [6], env_step=1), turn([7, 7, 7], [8, 9, 10], env_step=2)]
+    # tokens     1 2 3 4 5 6 | F F     7 7 7 8 9 10 | F F
+    # advantage      3 4   6                4 5  6
+    parts = [sample_of(turns[:2], part=0), sample_of(turns[2:], part=1)]
+    [record] = stored(episode([Stream(AGENT, "main", turns)]), samples={AGENT: parts[::-1]})
+    assert [turn.advantage for turn in record.turns] == [[3, 4], [6], [4, 5, 6]]
+    assert [turn.trainer_logp for turn in record.turns] == [[-3, -4], [-6], [-4, -5, -6]]
+    for part in parts:
+        part.trainer_logp = None  # scored for no sample of this train step
+    [record] = stored(episode([Stream(AGENT, "main", turns)]), samples={AGENT: parts})
+    assert [turn.advantage for turn in record.turns] == [[3, 4], [6], [4, 5, 6]]
+    assert [turn.trainer_logp for turn in record.turns] == [None] * 3
+
+
+def test_an_invalid_action_is_stored_with_its_turn():
+    turns = [turn([1], [2]), turn([3], [4], env_step=1)]
+    turns[1].is_invalid_action = True
+    [record] = stored(episode([Stream(AGENT, "main", turns)]))
+    assert [turn.is_invalid_action for turn in record.turns] == [False, True]
 
 
 def test_an_episode_that_failed_before_its_first_turn_keeps_its_error():
@@ -81,6 +112,8 @@ def test_info_that_json_cannot_hold_is_left_out_and_the_rest_kept():
     [
         ({"logp": [-0.1]}, "logp must be as long as action_ids"),
         ({"logp": [-0.1, float("nan")]}, "finite number"),
+        ({"advantage": [0.5]}, r"advantage must be as long as action_ids \(2\); got 1"),
+        ({"trainer_logp": [-0.1, -0.2, -0.3]}, r"trainer_logp must be as long as action_ids \(2\); got 3"),
         ({"action_ids": [1.5, 2]}, "valid integer"),
         ({"actions": []}, "Extra inputs are not permitted"),
     ],

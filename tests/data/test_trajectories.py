@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from rllm_gym.data import EpisodeRecord, TrajectoryWriter, list_shards, read_episodes
+from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, TrajectoryWriter, list_shards, read_episodes
 from rllm_gym.errors import TrajectoryError
 
 
@@ -71,12 +71,12 @@ def test_full_shards_are_compressed_and_the_open_one_is_plain(tmp_path):
 def test_the_manifest_counts_sealed_records_and_reading_needs_none(tmp_path):
     write(tmp_path, range(3), shard_bytes=1)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["schema_version"] == 1
+    assert manifest["schema_version"] == SCHEMA_VERSION == 2
     assert manifest["num_records_sealed"] == 3
     assert [(shard["name"], shard["num_records"]) for shard in manifest["shards"]] == [
         (f"episodes-00000{index}.jsonl.zst", 1) for index in range(3)
     ]
-    for damaged in ("{torn", "", "[]", '{"shards": []}', '{"schema_version": 1, "shards": [3]}'):
+    for damaged in ("{torn", "", "[]", '{"shards": []}', '{"schema_version": 2, "shards": [3]}'):
         (tmp_path / "manifest.json").write_text(damaged)
         assert seeds(tmp_path) == [0, 1, 2]
         with TrajectoryWriter(tmp_path) as writer:
@@ -215,7 +215,8 @@ def test_half_a_surrogate_pair_in_an_environments_text_does_not_end_the_run(tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 7}, r"schema_version must be 1; got 7 in .*\.jsonl:2\. Read it with"),
+        ({"schema_version": 1}, r"schema_version must be 2; got 1 in .*\.jsonl:2\. Read it with"),
+        ({"schema_version": 7}, r"schema_version must be 2; got 7 in .*\.jsonl:2\. Read it with"),
         ({"seed": "x"}, r"\.jsonl:2 must be a trajectory record; got seed: .* valid integer"),
         ({"colour": 1}, "got colour: Extra inputs are not permitted"),
     ],
@@ -232,7 +233,7 @@ def test_a_record_of_another_schema_is_named_with_its_file_and_line(tmp_path, ch
 def test_a_last_record_of_another_schema_is_never_taken_for_a_torn_tail(tmp_path):
     other = json.dumps({**json.loads(line(1)), "schema_version": 7}).encode()
     shard = open_shard(tmp_path, line(0) + other)
-    with pytest.raises(TrajectoryError, match="schema_version must be 1; got 7"):
+    with pytest.raises(TrajectoryError, match="schema_version must be 2; got 7"):
         seeds(tmp_path)
     TrajectoryWriter(tmp_path)
     assert shard.read_bytes() == line(0) + other + b"\n"
@@ -247,8 +248,8 @@ def test_a_damaged_line_in_the_middle_is_an_error_and_not_a_torn_tail(tmp_path):
 def test_a_folder_of_an_unknown_schema_version_is_not_appended_to(tmp_path):
     write(tmp_path, [0])
     manifest = tmp_path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 9'))
-    with pytest.raises(TrajectoryError, match="schema_version must be 1; got 9"):
+    manifest.write_text(manifest.read_text().replace('"schema_version": 2', '"schema_version": 9'))
+    with pytest.raises(TrajectoryError, match="schema_version must be 2; got 9"):
         TrajectoryWriter(tmp_path)
 
 

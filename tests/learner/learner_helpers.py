@@ -1,22 +1,27 @@
-"""Learner groups over a tiny random model, and random episodes for them."""
+"""Learner groups over a tiny random model, and random episodes and samples for them."""
 
 from __future__ import annotations
+
+from typing import Any
+from unittest import mock
 
 import numpy as np
 from gymnasium.spaces import Discrete
 from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import LEARNER_RESULTS
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.spaces.repeated import Repeated
-from ray.tune.result import TRAINING_ITERATION
-from rllm_gym.learner.connectors import EpisodeData
-from rllm_gym.learner.samples import SampleData
 
+from rllm_gym.algorithms.policy_gradient import Sampled
 from rllm_gym.algorithms.registry import get_algorithm_class
+from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.rollouts import samples_of
+from rllm_gym.types import AGENT, DEFAULT_MODULE, Episode, Sample, Stream, TaskGroup, Turn
 
 VOCABULARY = 200
 SPACE = Repeated(Discrete(VOCABULARY), 512)
-MODULE = "default_policy"
+MODULE = DEFAULT_MODULE
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
 
 
@@ -33,31 +38,59 @@ def make_group(config: LLMConfig) -> LearnerGroup:
     return LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces={MODULE: (SPACE, SPACE)}))
 
 
-def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int = 3) -> list[SingleAgentEpisode]:
-    """Episodes of random tokens, of various lengths, with random advantages."""
+def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int = 3) -> list[Episode]:
+    """Episodes of random tokens, of various lengths, which the horizon has ended."""
     rng = np.random.default_rng(seed)
     episodes = []
-    for _ in range(num):
-        turns = int(rng.integers(1, num_turns + 1))
-        sizes = rng.integers(1, 24, size=turns + 1), rng.integers(1, 10, size=turns)
-        episode = SingleAgentEpisode(
-            observations=[rng.integers(0, VOCABULARY, n) for n in sizes[0]],
-            actions=[rng.integers(0, VOCABULARY, n) for n in sizes[1]],
-            rewards=[0.0] * turns,
-            truncated=True,
-            extra_model_outputs={"action_logp": [np.full(n, logp, np.float32) for n in sizes[1]]},
-            len_lookback_buffer=0,
-        )
-        episode.custom_data["advantage"] = float(rng.normal())
-        episodes.append(episode)
+    for k in range(num):
+        count = int(rng.integers(1, num_turns + 1))
+        sizes = rng.integers(1, 24, size=count + 1), rng.integers(1, 10, size=count)
+        observations = [rng.integers(0, VOCABULARY, n) for n in sizes[0]]
+        turns = [
+            Turn(observations[i], rng.integers(0, VOCABULARY, n), np.full(n, logp, np.float32), 0, env_step=i)
+            for i, n in enumerate(sizes[1])
+        ]
+        stream = Stream(AGENT, MODULE, turns, observations[-1])
+        task = TaskGroup((0, 0, k // 3), None, 3)  # three episodes of every task
+        episodes.append(Episode(f"e{k}", task, k % 3, seed=k, streams={AGENT: stream}, end_reason="horizon"))
     return episodes
 
 
-def update(group: LearnerGroup, items: list, *, train_step: int = 0) -> dict[str, float]:
-    """Take one train step on episodes, or on samples or pairs; returns the module's metrics."""
-    data = EpisodeData if not items or isinstance(items[0], SingleAgentEpisode) else SampleData
-    results = group.update(training_data=data(episodes=items), timesteps={TRAINING_ITERATION: train_step})
-    return {name: float(stats.peek()) for name, stats in results[0][MODULE].items()}
+def make_samples(num: int, seed: int = 0, **options: Any) -> list[Sample]:
+    """Such episodes as samples, each with an advantage at random."""
+    rng = np.random.default_rng((seed, 1))
+    samples = [sample for episode in make_episodes(num, seed, **options) for sample in samples_of(episode, lambda _: 0)]
+    for sample in samples:
+        sample.advantage = sample.weight * np.float32(rng.normal())
+    return samples
+
+
+def driver_of(group: LearnerGroup) -> Any:
+    """The method's algorithm, with these learners and without EnvRunners."""
+    driver = object.__new__(group.config.algo_class)
+    driver.config, driver.learner_group, driver.metrics = group.config, group, MetricsLogger(root=True)
+    with mock.patch.object(LLMAlgorithm, "setup"):
+        driver.setup(group.config)
+    return driver
+
+
+def assess(driver: Any, episodes: list[Episode]) -> list[Sample]:
+    """Return the episodes' samples with the method's advantages."""
+    driver.sampled = Sampled()
+    if episodes:
+        driver._assess(episodes)
+    return driver.sampled.trained
+
+
+def update(group: LearnerGroup, items: list, *, train_step: int = 0, driver: Any = None) -> dict[str, float]:
+    """Take one train step on samples as they are, or on episodes; returns the module's metrics."""
+    driver = driver or driver_of(group)
+    driver._iteration = train_step
+    samples = assess(driver, items) if items and isinstance(items[0], Episode) else items
+    driver.score(samples, getattr(group.config, "scores_for_loss", []))
+    driver.results = driver.update(samples, kl_coeff=getattr(driver, "kl_coeff", {}))
+    metrics = driver.metrics.peek((LEARNER_RESULTS, MODULE)) | driver.results[0][MODULE]
+    return {name: float(value.peek() if hasattr(value, "peek") else value) for name, value in metrics.items()}
 
 
 def weights(group: LearnerGroup) -> dict[str, np.ndarray]:

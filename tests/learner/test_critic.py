@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.ppo import PPOConfig
 from rllm_gym.models import LORA_A, LORA_B
+from rllm_gym.types import AGENT, Turn
 from tests.learner.learner_helpers import (
     MODULE,
     SGD,
@@ -30,9 +31,9 @@ pytestmark = pytest.mark.slow
 
 
 def ppo_config(base_model, **options) -> PPOConfig:
-    """Plain gradient descent for policy and critic, without clipping."""
+    """Plain gradient descent for policy and critic, without clipping; truncated episodes bootstrap."""
     plain = {"critic_deepspeed": SGD, "clip_low": 1e9, "clip_high": 1e9, "gamma": 0.9, "lambda_": 0.8, "vf_clip": None}
-    return make_config(base_model, "PPO", **{**plain, **options})
+    return make_config(base_model, "PPO", **{**plain, "bootstrap": "truncated", **options})
 
 
 def ppo_group(config: PPOConfig, *, has_values: bool = True) -> LearnerGroup:
@@ -55,10 +56,14 @@ def ppo_episodes(num: int = 10, seed: int = 0) -> list:
     """Rewards on every turn; every other episode terminated."""
     rng, episodes = np.random.default_rng(seed), make_episodes(num, seed)
     for k, episode in enumerate(episodes):
-        episode.rewards.data[:] = rng.normal(size=len(episode.rewards)).tolist()
-        episode.is_terminated, episode.is_truncated = k % 2 == 0, k % 2 == 1
-        episode.custom_data["advantage"] = 0.0
+        for turn in turns_of(episode):
+            turn.reward = float(rng.normal())
+        episode.end_reason = "horizon" if k % 2 else "terminated"
     return episodes
+
+
+def turns_of(episode) -> list[Turn]:
+    return episode.streams[AGENT].turns
 
 
 def weights(group: LearnerGroup) -> dict[str, np.ndarray]:
@@ -93,31 +98,30 @@ def plain_advantages(rewards, values, bootstrap: float, ends, gamma: float, lam:
 class PlainEpisode:
     """An episode's text up to what a critic may read, its sampled positions, and what stands there."""
 
-    def __init__(self, episode) -> None:
+    def __init__(self, episode, *, bootstrap: str = "truncated") -> None:
         self.ids, self.positions, self.rewards, self.ends, self.old_logp = [], [], [], [], []
-        logps = episode.get_extra_model_outputs("action_logp")
-        for k, action in enumerate(episode.get_actions()):
-            self.ids += [*episode.get_observations()[k], *action]
-            self.positions += range(len(self.ids) - len(action), len(self.ids))
-            self.rewards += [0.0] * (len(action) - 1) + [episode.get_rewards()[k]]
-            self.ends += [False] * (len(action) - 1) + [True]
-            self.old_logp += list(logps[k])
-        self.is_terminated = episode.is_terminated
-        if not self.is_terminated:
-            self.ids += [*episode.get_observations()[-1]]
+        for turn in turns_of(episode):
+            self.ids += [*turn.observation_ids, *turn.action_ids]
+            self.positions += range(len(self.ids) - len(turn.action_ids), len(self.ids))
+            self.rewards += [0.0] * (len(turn.action_ids) - 1) + [turn.reward]
+            self.ends += [False] * (len(turn.action_ids) - 1) + [True]
+            self.old_logp += list(turn.logp)
+        self.is_bootstrapped = bootstrap == "truncated" and episode.end_reason != "terminated"
+        if self.is_bootstrapped:
+            self.ids += [*episode.streams[AGENT].final_observation_ids]
 
     def values(self, backbone, head: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Return the value before each sampled token, and the one after the last."""
         hidden = backbone(input_ids=torch.tensor(self.ids)[None]).last_hidden_state[0]
         value = hidden @ head[0] + 0.3
-        return value[[p - 1 for p in self.positions]], 0.0 if self.is_terminated else value[-1].item()
+        return value[[p - 1 for p in self.positions]], value[-1].item() if self.is_bootstrapped else 0.0
 
 
-def plain_ppo(base_model, episodes, *, per: str = "token", vf_loss_coeff: float | None = None):
+def plain_ppo(base_model, episodes, *, per="token", bootstrap="truncated", vf_loss_coeff: float | None = None):
     """Return {name: gradient}; with `vf_loss_coeff` of one model with both losses, else of two."""
     policy, critic = (AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32) for _ in range(2))
     head = torch.tensor(value_weights(), requires_grad=True)
-    plain = [PlainEpisode(episode) for episode in episodes]
+    plain = [PlainEpisode(episode, bootstrap=bootstrap) for episode in episodes]
     if vf_loss_coeff is not None:
         critic = policy
     num_tokens = sum(len(episode.positions) for episode in plain)
@@ -151,11 +155,11 @@ def close(ours, plain, tolerance: float = 1e-5) -> bool:
     return distance(plain, {name: ours[name] for name in plain}) < tolerance * max(1.0, largest(plain))
 
 
-@pytest.mark.parametrize("per", ["token", "turn"])
-def test_policy_and_critic_have_the_gradients_of_the_plain_losses(tiny_model, per):
+@pytest.mark.parametrize(("per", "bootstrap"), [("token", "truncated"), ("turn", "truncated"), ("token", "never")])
+def test_policy_and_critic_have_the_gradients_of_the_plain_losses(tiny_model, per, bootstrap):
     episodes = ppo_episodes()
-    ours = gradient(ppo_group(ppo_config(tiny_model, gae_per=per)), episodes)
-    assert close(ours, plain_ppo(tiny_model, episodes, per=per))
+    ours = gradient(ppo_group(ppo_config(tiny_model, gae_per=per, bootstrap=bootstrap)), episodes)
+    assert close(ours, plain_ppo(tiny_model, episodes, per=per, bootstrap=bootstrap))
 
 
 def test_a_shared_critic_adds_its_loss_to_the_policys(tiny_model):
@@ -197,13 +201,14 @@ def test_what_no_critic_may_see_changes_nothing(tiny_model):
     """An environment's last words after it terminated, and what lies beyond max_model_len."""
     episodes = ppo_episodes(4)
     first = gradient(ppo_group(ppo_config(tiny_model)), episodes)
-    for episode in episodes:
-        if episode.is_terminated:
-            episode.observations.data[-1] = np.full(300, 7)
+    streams = [episode.streams[AGENT] for episode in episodes]
+    for episode, stream in zip(episodes, streams, strict=True):
+        if episode.end_reason == "terminated":
+            stream.final_observation_ids = np.full(300, 7)
     assert distance(first, gradient(ppo_group(ppo_config(tiny_model)), episodes)) == 0.0
     longest = max(len(PlainEpisode(episode).ids) for episode in episodes)
-    for episode in episodes:
-        episode.observations.data[-1] = np.concatenate([episode.observations.data[-1], np.full(400, 7)])
+    for stream in streams:
+        stream.final_observation_ids = np.concatenate([stream.final_observation_ids, np.full(400, 7)])
     bounded = gradient(ppo_group(ppo_config(tiny_model, max_model_len=longest)), episodes)
     unbounded = gradient(ppo_group(ppo_config(tiny_model, max_model_len=2 * longest)), episodes)
     assert distance(bounded, unbounded) > 1e-4  # truncated episodes bootstrap from what is seen
@@ -321,7 +326,7 @@ def test_a_step_without_trainable_tokens_changes_nothing_and_still_reports_every
     before = weights(group)
     empty = update(group, [])
     assert distance(before, weights(group)) == 0.0
-    assert set(empty) == set(full)
+    assert set(full) - set(empty) == {"value_mean", "explained_variance"}  # of no values
     assert all(np.isfinite(value) for value in (*empty.values(), *full.values()))
 
 
@@ -329,13 +334,14 @@ def test_later_epochs_move_no_value_beyond_the_clip(tiny_model):
     """All returns are far above the values: past the clip one has no gradient, so six epochs do about what one does."""
     episodes = ppo_episodes()
     for episode in episodes:
-        episode.rewards.data[:] = [50.0] * len(episode.rewards)
+        for turn in turns_of(episode):
+            turn.reward = 50.0
 
     def values_after(num_epochs: int, clip: float | None) -> float:
         sgd = {"optimizer": {"type": "SGD", "params": {"lr": 1e-4}}}
-        config = ppo_config(tiny_model, critic_deepspeed=sgd, vf_clip=clip, num_epochs=num_epochs, lr=0.0, deepspeed={})
+        config = ppo_config(tiny_model, critic_deepspeed=sgd, vf_clip=clip, critic_epochs=num_epochs, num_epochs=2)
         group = ppo_group(config, has_values=False)
-        assert update(group, episodes)["num_optimizer_steps"] == num_epochs
+        assert update(group, episodes)["num_optimizer_steps"] == 2  # the policy's
         return update(group, episodes)["value_mean"]
 
     once = values_after(1, 1e-6)
@@ -349,9 +355,8 @@ def test_a_kl_penalty_in_the_reward_is_in_the_critics_targets(tiny_model):
     target sinks by at least its last token's."""
     episodes = ppo_episodes(6)
     for episode in episodes:
-        episode.extra_model_outputs["action_logp"].data[:] = [
-            np.zeros(len(action), np.float32) for action in episode.get_actions()
-        ]
+        for turn in turns_of(episode):
+            turn.logp = np.zeros_like(turn.logp)
     options = {"kl_kind": "k1", "kl_coeff": 1.0}
     in_loss = update(ppo_group(ppo_config(tiny_model, kl_in="loss", **options), has_values=False), episodes)
     in_reward = update(ppo_group(ppo_config(tiny_model, kl_in="reward", **options), has_values=False), episodes)

@@ -22,9 +22,9 @@ def resident_memory_mb(field: str) -> float:
 def measure(folder: str, num_sampled: int) -> dict[str, float]:
     """Train one sequence of a large vocabulary; returns the update's metrics and its memory beyond what was there."""
     import numpy as np
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    from rllm_gym.types import Sample, Turn
     from tests.learner.learner_helpers import make_config, make_group, update
 
     config = Qwen2Config(
@@ -40,19 +40,13 @@ def measure(folder: str, num_sampled: int) -> dict[str, float]:
     Qwen2ForCausalLM(config).save_pretrained(folder)
     rng = np.random.default_rng(0)
     observation, action = (rng.integers(0, VOCABULARY, n) for n in (NUM_TOKENS - num_sampled, num_sampled))
-    episode = SingleAgentEpisode(
-        observations=[observation, observation[:0]],
-        actions=[action],
-        rewards=[0.0],
-        terminated=True,
-        extra_model_outputs={"action_logp": [np.full(num_sampled, -np.log(VOCABULARY), np.float32)]},
-        len_lookback_buffer=0,
-    )
-    episode.custom_data["advantage"] = 1.0
+    logp = np.full(num_sampled, -np.log(VOCABULARY), np.float32)
+    sample = Sample.of_turns([Turn(observation, action, logp, policy_version=0, env_step=0)])
+    sample.advantage = sample.weight
     group = make_group(make_config(folder, tokens_per_micro_batch=NUM_TOKENS, zero_stage=2))
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before_mb = resident_memory_mb("VmRSS")
-    metrics = update(group, [episode])
+    metrics = update(group, [sample])
     return {**metrics, "extra_mb": resident_memory_mb("VmHWM") - before_mb}
 
 

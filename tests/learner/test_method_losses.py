@@ -7,14 +7,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rllm_gym.types import AGENT, Turn
 from tests.learner.learner_helpers import (
+    MODULE,
+    change,
     distance,
+    driver_of,
     gradient,
     largest,
     make_config,
     make_episodes,
     make_group,
+    make_samples,
     update,
+    weights,
 )
 
 pytestmark = pytest.mark.slow
@@ -26,7 +32,7 @@ METHODS = {
     "rloo": ("RLOO", {"kl_coeff": 0.1}),
     "gspo": ("GRPO", {"ratio_level": "sequence", "loss_average": "sequences"}),
     "grpo_by_sequences": ("GRPO", {"loss_average": "sequences"}),
-    "dr_grpo": ("GRPO", {"loss_average": "constant", "max_model_len": 100}),
+    "dr_grpo": ("GRPO", {"loss_average": "constant", "loss_constant": 100}),
 }
 
 
@@ -34,55 +40,64 @@ def grouped_episodes(num=12):
     """Episodes with a reward on every turn, in groups of three."""
     rng = np.random.default_rng(7)
     episodes = make_episodes(num)
-    for k, episode in enumerate(episodes):
-        episode.rewards.data[:] = rng.normal(size=len(episode.rewards.data)).tolist()
-        episode.custom_data["stream_group"] = k // 3
+    for episode in episodes:
+        for turn in turns_of(episode):
+            turn.reward = float(rng.normal())
     return episodes
+
+
+def turns_of(episode) -> list[Turn]:
+    return episode.streams[AGENT].turns
 
 
 def sampled_logps(lm, episode) -> torch.Tensor:
     """The log-probabilities of an episode's sampled tokens, by nothing but torch."""
     ids, mask = [], []
-    for observation, action in zip(episode.get_observations(), episode.get_actions(), strict=False):
-        ids += [*observation, *action]
-        mask += [False] * len(observation) + [True] * len(action)
+    for turn in turns_of(episode):
+        ids += [*turn.observation_ids, *turn.action_ids]
+        mask += [False] * len(turn.observation_ids) + [True] * len(turn.action_ids)
     ids = torch.tensor(ids)
     logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
     return logp[torch.tensor(mask[1:])]
 
 
 def old_logps(episode) -> np.ndarray:
-    return np.concatenate(episode.get_extra_model_outputs("action_logp")).astype(float)
+    return np.concatenate([turn.logp for turn in turns_of(episode)]).astype(float)
 
 
 def token_rewards(episode, logp, kl_coeff) -> list[float]:
     """Each turn's reward at its last token, less what the sampler's log-probability is above the reference's."""
     rewards = []
-    for action, reward in zip(episode.get_actions(), episode.get_rewards(), strict=True):
-        rewards += [0.0] * (len(action) - 1) + [reward]
+    for turn in turns_of(episode):
+        rewards += [0.0] * (len(turn.action_ids) - 1) + [turn.reward]
     return list(np.array(rewards) - kl_coeff * (old_logps(episode) - logp.detach().numpy()))
+
+
+def group_of(k: int) -> list[int]:
+    """Which episodes are compared with episode k: three of every task."""
+    return [k - k % 3 + j for j in range(3)]
 
 
 def token_advantages(name, episodes, logps) -> list[list[float]]:
     """Each sampled token's advantage, by loops; the reference is the model itself, as it is before the update."""
-    if not name.startswith(("reinforce_pp", "rloo")):
-        return [[e.custom_data["advantage"]] * len(logp) for e, logp in zip(episodes, logps, strict=True)]
-    rewards = [token_rewards(episode, logp, 0.1) for episode, logp in zip(episodes, logps, strict=True)]
-    if name == "rloo":
-        totals = [sum(of_episode) for of_episode in rewards]
-        others = [
-            np.mean([totals[j] for j in range(len(episodes)) if j // 3 == k // 3 and j != k])
-            for k in range(len(episodes))
-        ]
-        return [[totals[k] - others[k]] * len(logp) for k, logp in enumerate(logps)]
+    kl_coeff = METHODS[name][1].get("kl_coeff", 0.0)
+    rewards = [token_rewards(episode, logp, kl_coeff) for episode, logp in zip(episodes, logps, strict=True)]
+    totals = [sum(of_episode) for of_episode in rewards]
     advantages = []
-    for episode, of_episode in zip(episodes, rewards, strict=True):
-        total, returns = 0.0, []
-        for reward in reversed(of_episode):
-            total = reward + 0.9 * total
-            returns.insert(0, total)
-        baseline_form = [episode.custom_data["advantage"]] * len(returns)
-        advantages.append(baseline_form if name.endswith("baseline") else returns)
+    for k, of_episode in enumerate(rewards):
+        peers = [totals[j] for j in group_of(k)]
+        if name == "rloo":
+            advantage = totals[k] - (sum(peers) - totals[k]) / 2
+        elif name == "reinforce_pp_baseline":
+            advantage = totals[k] - np.mean(peers)
+        else:
+            advantage = (totals[k] - np.mean(peers)) / (np.std(peers, ddof=1) + 1e-6)
+        returns = [advantage] * len(of_episode)
+        if name == "reinforce_pp":
+            returns = [sum(0.9**i * reward for i, reward in enumerate(of_episode[t:])) for t in range(len(of_episode))]
+        advantages.append(returns)
+    if not name.startswith("reinforce_pp"):
+        return advantages
     everything = np.concatenate(advantages)
     return [list((np.array(a) - everything.mean()) / everything.std(ddof=1)) for a in advantages]
 
@@ -131,19 +146,42 @@ def test_two_learners_change_no_gradient(tiny_model, ray_cluster, name):
     assert distance(one, two) < 1e-5 * largest(one)
 
 
-def test_the_kl_coefficient_follows_its_target_and_is_restored(tiny_model):
+def test_the_kl_coefficient_follows_its_target(tiny_model):
     options = {"kl_coeff": 0.1, "kl_in": "loss", "kl_kind": "k2", "kl_target": 1e-9, "kl_rate": 0.5, "lr": 1e-3}
-    config = make_config(tiny_model, "RLOO", **options, deepspeed={})
-    group = make_group(config)
-    episodes = grouped_episodes()
-    seen = [update(group, episodes) for _ in range(2)]
+    group = make_group(make_config(tiny_model, "RLOO", **options, deepspeed={}))
+    episodes, driver = grouped_episodes(), driver_of(group)
+
+    def train(items):
+        metrics = update(group, items, driver=driver)
+        driver._follow_kl_target(driver.results)
+        return metrics["ref_kl"], driver.kl_coeff[MODULE]
+
     # At first the policy is its own reference: KL 0, below the target: 0.1 (1 - 0.5 * 0.2); then above it: (1 + ...).
-    assert [metrics["kl_coeff"] for metrics in seen] == pytest.approx([0.1, 0.09])
-    assert seen[1]["ref_kl"] > 1e-6
-    assert update(group, [])["kl_coeff"] == pytest.approx(0.099)  # an empty step leaves it
-    other = make_group(config)
-    other.set_state(group.get_state())
-    assert update(other, episodes)["kl_coeff"] == pytest.approx(0.099)
+    assert train(episodes) == pytest.approx((0.0, 0.09), abs=1e-7)
+    ref_kl, kl_coeff = train(episodes)
+    assert ref_kl > 1e-6
+    assert kl_coeff == pytest.approx(0.099)
+    assert train([])[1] == pytest.approx(0.099)  # an empty step leaves it
+    assert train(episodes)[1] == pytest.approx(0.1089)
+
+
+def test_the_learner_weighs_the_kl_with_the_coefficient_of_the_train_step(tiny_model, other_model):
+    """What the driver says, and not the configured one; every advantage is 0, so that only the KL is left."""
+    samples = make_samples(6)
+    for sample in samples:
+        sample.advantage[:] = 0.0
+    gradients = []
+    for kl_coeff in ({}, {MODULE: 0.5}):
+        group = make_group(make_config(tiny_model, kl_coeff=0.1))
+        group.set_weights({MODULE: weights(make_group(make_config(other_model)))})
+        driver = driver_of(group)
+        driver.kl_coeff, before = kl_coeff, weights(group)
+        update(group, samples, driver=driver)
+        gradients.append(change(before, weights(group)))
+    assert largest(gradients[0]) > 1e-3
+    assert distance(gradients[1], {name: 5 * value for name, value in gradients[0].items()}) < 1e-4 * largest(
+        gradients[1]
+    )
 
 
 def test_a_sequences_clip_fraction_counts_the_tokens_of_clipped_sequences(tiny_model):

@@ -1,22 +1,104 @@
-"""Packing several sequences into a row: no log-probability and no gradient changes, and no pair is parted."""
+"""Packing several samples into a row changes no log-probability and no gradient, and is left where a model cannot."""
 
 from __future__ import annotations
+
+import logging
 
 import numpy as np
 import pytest
 import torch
-from rllm_gym.learner.packing import pack_into_micro_batches
-from rllm_gym.learner.samples import Pair, SampleData, collate_pairs, collate_samples
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig, MistralConfig, Qwen2Config
 
-from rllm_gym.learner.batch import Batch
-from rllm_gym.learner.rl_module import last_hidden_state, logps_of
-from rllm_gym.types import Sample
+from rllm_gym.errors import ConfigError
+from rllm_gym.learner.batch import Batch, collate, split_into_micro_batches
+from rllm_gym.learner.rl_module import logps_of, read
+from rllm_gym.training.algorithm import LLMAlgorithm
+from rllm_gym.training.no_env_runners import NoEnvRunners
+from tests.learner.learner_helpers import (
+    MODULE,
+    distance,
+    driver_of,
+    gradient,
+    largest,
+    make_config,
+    make_group,
+    make_samples,
+)
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+SIZES |= {"vocab_size": 259, "intermediate_size": 96, "initializer_range": 0.3, "max_position_embeddings": 512}
+# The windows are far shorter than the samples, of up to 100 tokens.
+CONFIGS = {
+    "dense": Qwen2Config(**SIZES),
+    "sliding_qwen2": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    "sliding_mistral": MistralConfig(**SIZES, sliding_window=5),
+}
 
 
-def make_samples(lengths, seed=0):
-    rng = np.random.default_rng(seed)
-    return [Sample(rng.integers(0, 200, n), rng.integers(0, 2, n).astype(np.float32)) for n in lengths]
+def save(config, folder):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session", params=CONFIGS)
+def model(request, tmp_path_factory):
+    return save(CONFIGS[request.param], tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="session")
+def leaky_model(tmp_path_factory):
+    """BLOOM knows no positions, and so attends to all that stands before a token in its row."""
+    config = BloomConfig(vocab_size=259, hidden_size=64, n_layer=2, n_head=2, initializer_range=0.3)
+    return save(config, tmp_path_factory.mktemp("bloom"))
+
+
+def plain_logps(base_model, sample) -> np.ndarray:
+    lm = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    ids = torch.tensor(sample.tokens)
+    with torch.no_grad():
+        logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
+    return np.r_[0, logp.numpy()] * (sample.weight != 0)
+
+
+@pytest.mark.parametrize("method", ["GRPO", "SFT"])
+def test_packing_changes_no_log_probability_and_no_gradient_of_a_learner(model, method):
+    gradients, logps = [], []
+    samples = make_samples(12, num_turns=6)
+    for packing in (False, True):
+        options = {"packing": packing, "tokens_per_micro_batch": 400, "clip_low": 1e9, "clip_high": 1e9}
+        group = make_group(make_config(model, method, **options))
+        learner = group._learner
+        parts = list(learner.micro_batches(MODULE, Batch.from_mapping(collate(samples))))
+        assert len(parts) > 1
+        assert any(part.packing is not None for part in parts) is packing
+        driver_of(group).score(samples, ["trainer_logp"])
+        logps.append([sample.trainer_logp for sample in samples])
+        gradients.append(gradient(group, samples))
+    for padded, packed, sample in zip(*logps, samples, strict=True):
+        assert np.abs(padded - packed).max() < 1e-5
+        assert np.abs(padded - plain_logps(model, sample)).max() < 1e-5
+    assert largest(gradients[0]) > 0.1
+    assert distance(*gradients) < 1e-5 * max(1.0, largest(gradients[0]))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packing_keeps_sequences_apart_whatever_computes_the_attention(model, attention):
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation=attention)
+    samples = make_samples(9, seed=2, num_turns=4)
+    batch = Batch.from_mapping(collate(samples))
+    alone = split_into_micro_batches(batch, 1, is_packed=False)
+    packed = split_into_micro_batches(batch, 300, is_packed=True)
+    assert len(alone) == len(samples)
+    assert any(part.packing is not None and part.packing.num_rows < len(part.rows) for part in packed)
+    logps, of_weights = logps_and_gradient(lm, alone)
+    packed_logps, packed_of_weights = logps_and_gradient(lm, packed)
+    for a, b in zip(logps, packed_logps, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    most = max(g.abs().max() for g in of_weights)
+    assert most > 0.1
+    for a, b in zip(of_weights, packed_of_weights, strict=True):
+        assert (a - b).abs().max() < 1e-5 * most
 
 
 def logps_and_gradient(lm, parts):
@@ -24,86 +106,57 @@ def logps_and_gradient(lm, parts):
     lm.zero_grad()
     rows = {}
     for part in parts:
-        tensors = part.tensors
-        hidden = last_hidden_state(lm, tensors["tokens"], part.packing)
-        logp = logps_of(lm, hidden, tensors["tokens"], tensors["mask"], temperature=1.0)["logp"]
-        (logp * tensors["weight"]).sum().backward()
-        for row, values in zip(part.rows.tolist(), logp.detach(), strict=True):
-            rows[row] = values[: int(part.batch.lengths[part.rows.tolist().index(row)])]
+        logp_BT = logps_of(lm, read(lm, part.model_inputs), part.model_inputs, temperature=1.0)["logp"]
+        (logp_BT * part.batch.per_token["weight"]).sum().backward()
+        for row, length, logp_T in zip(part.rows.tolist(), part.batch.lengths.tolist(), logp_BT.detach(), strict=True):
+            rows[row] = logp_T[:length]
     return [rows[row] for row in sorted(rows)], [p.grad.clone() for p in lm.parameters()]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packing_changes_no_log_probability_and_no_gradient(tiny_model, attention):
-    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation=attention)
-    lengths = [40, 3, 17, 2, 25, 9, 40, 1, 12]
-    batch = Batch.from_mapping(collate_samples(make_samples(lengths)))
-    alone = pack_into_micro_batches(batch, 1, is_packed=False)
-    packed = pack_into_micro_batches(batch, 80, is_packed=True)
-    assert len(alone) == len(lengths)
-    # 149 tokens in rows of 40 at first, two rows at a time
-    assert any(part.packing is not None and part.packing.num_rows < len(part.rows) for part in packed)
-    assert sum(part.packing.num_rows if part.packing else len(part.rows) for part in packed) < len(lengths)
-    logps, gradient = logps_and_gradient(lm, alone)
-    packed_logps, packed_gradient = logps_and_gradient(lm, packed)
-    for a, b in zip(logps, packed_logps, strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
-    largest = max(g.abs().max() for g in gradient)
-    assert largest > 0.1
-    for a, b in zip(gradient, packed_gradient, strict=True):
-        assert (a - b).abs().max() < 1e-5 * largest
+# --- models that cannot tell the sequences of a row apart ---
 
 
-def test_positions_begin_anew_with_every_sequence():
-    batch = Batch.from_mapping(collate_samples(make_samples([2, 3, 5])))
-    [part] = pack_into_micro_batches(batch, 100, is_packed=True)
-    tokens, positions = part.packing.pack(part.batch.tokens)
-    # rows are as long as the longest; the longest comes first
-    assert positions.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
-    assert tokens[0].tolist() == batch.tokens[2].tolist()
-    assert tokens[1].tolist() == batch.tokens[1, :3].tolist() + batch.tokens[0, :2].tolist()
-    hidden = torch.arange(10.0).view(2, 5, 1)
-    unpacked = part.packing.unpack(hidden, 5)[..., 0]
-    in_order = dict(zip(part.rows.tolist(), unpacked.tolist(), strict=True))
-    assert in_order == {2: [0, 1, 2, 3, 4], 1: [5, 6, 7, 0, 0], 0: [8, 9, 0, 0, 0]}
+def test_packing_auto_leaves_a_model_alone_that_cannot_and_says_so_in_one_line(leaky_model, monkeypatch, caplog):
+    group = make_group(make_config(leaky_model, packing="auto"))
+    fault = group._learner.packing_fault
+    assert "log-probabilities differ by" in fault
+    samples = make_samples(8)
+    driver = driver_of(group)
+    driver.score(samples, ["trainer_logp"])
+    for sample in samples:
+        assert np.abs(sample.trainer_logp - plain_logps(leaky_model, sample)).max() < 1e-5
+    padded = gradient(make_group(make_config(leaky_model, packing=False)), samples)
+    assert distance(gradient(group, samples), padded) == 0.0
+    monkeypatch.setattr("ray.rllib.algorithms.algorithm.Algorithm.setup", lambda *args: None)
+    driver.env_runner_group = NoEnvRunners()
+    with caplog.at_level(logging.WARNING):
+        LLMAlgorithm.setup(driver, driver.config)
+    [line] = [record.getMessage() for record in caplog.records if "packing" in record.getMessage()]
+    assert "packing: auto" in line and fault in line and "\n" not in line
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_micro_batches_keep_the_budget_and_the_pairs_together(is_packed):
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(2, 60, 80).tolist()
-    samples = make_samples(lengths)
-    pairs = [Pair(a, b, 0.1, 0.2) for a, b in zip(samples[::2], samples[1::2], strict=True)]
-    batch = Batch.from_mapping(collate_pairs(pairs))
-    parts = pack_into_micro_batches(batch, 256, is_packed=is_packed)
-    for part in parts:
-        rows = part.packing.num_rows if part.packing else len(part.rows)
-        width = part.packing.width if part.packing else int(part.batch.lengths.max())
-        assert rows * width <= 256
-        assert part.batch.per_sequence["is_chosen"].tolist() == [True, False] * (len(part.rows) // 2)
-        owners = part.batch.per_sequence["pair"].tolist()
-        assert owners[::2] == owners[1::2]
-    assert sorted(row for part in parts for row in part.rows.tolist()) == list(range(80))
-    for minibatch in batch.minibatches(3):
-        owners = minibatch.per_sequence["pair"].tolist()
-        assert owners[::2] == owners[1::2]
+def test_packing_auto_leaves_a_model_alone_whose_forward_takes_no_positions(tiny_model, monkeypatch):
+    from transformers import Qwen2Model
+
+    real = Qwen2Model.forward
+
+    def forward(self, *args, position_ids=None, **kwargs):
+        if position_ids is not None:
+            raise TypeError("forward() got an unexpected keyword argument 'position_ids'")
+        return real(self, *args, **kwargs)
+
+    group = make_group(make_config(tiny_model))
+    assert group._learner.packing_fault is None
+    samples = make_samples(8)
+    padded = gradient(make_group(make_config(tiny_model, packing=False)), samples)
+    monkeypatch.setattr(Qwen2Model, "forward", forward)
+    group = make_group(make_config(tiny_model))
+    assert "position_ids" in group._learner.packing_fault
+    assert distance(gradient(group, samples), padded) == 0.0
 
 
-def test_a_pair_that_exceeds_the_budget_still_goes_through_whole():
-    pair = Pair(*make_samples([50, 60]))
-    [part] = pack_into_micro_batches(Batch.from_mapping(collate_pairs([pair])), 10, is_packed=True)
-    assert len(part.rows) == 2
-
-
-def test_samples_and_pairs_are_dealt_whole_and_about_evenly():
-    items = make_samples([10, 1, 9, 2, 8, 3])
-    shards = [data.episodes for data, _ in SampleData(episodes=items).shard(2)]
-    assert sorted(len(sample) for shard in shards for sample in shard) == [1, 2, 3, 8, 9, 10]
-    assert [sum(map(len, shard)) for shard in shards] == [10 + 8 + 2, 9 + 3 + 1]
-
-
-def test_the_first_token_is_never_learnt_and_nobody_gets_an_empty_batch():
-    batch = collate_samples([Sample(np.array([4, 5]), np.ones(2, np.float32))])
-    assert batch["mask"].tolist() == [[False, True]]
-    empty = collate_samples([])
-    assert empty["tokens"].shape == (1, 2) and not empty["mask"].any()
+def test_packing_true_refuses_a_model_that_cannot_in_one_line(leaky_model, tiny_model):
+    with pytest.raises(ConfigError, match=r"must keep sequences apart .*log-probabilities differ by") as caught:
+        make_group(make_config(leaky_model, packing=True))
+    assert "\n" not in str(caught.value)
+    assert make_group(make_config(tiny_model, packing=True))._learner.packing_fault is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rllm_gym.learner.logps import sampled_logps
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.learner.rl_module import sampled_logps
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.adapters import AdaptedWeights
 from tests.learner.learner_helpers import (
@@ -16,8 +16,8 @@ from tests.learner.learner_helpers import (
     distance,
     largest,
     make_config,
-    make_episodes,
     make_group,
+    make_samples,
     update,
     weights,
 )
@@ -76,10 +76,10 @@ def test_samplers_get_hugging_face_names_with_tied_heads(tiny_model):
 @pytest.mark.parametrize("stage", [0, 3])
 def test_lora_trains_and_syncs_adapters_only_which_added_to_the_base_are_the_model(tiny_model, stage):
     group = make_group(make_config(tiny_model, lora={"r": 4, "lora_alpha": 8}, zero_stage=stage, kl_coeff=0.1, **ADAM))
-    start, episodes = weights(group), make_episodes(6)
-    first = update(group, episodes)
+    start, samples = weights(group), make_samples(6)
+    first = update(group, samples)
     assert first["ref_kl"] == pytest.approx(0.0, abs=1e-6)  # B starts at 0: the adapted model is the base model
-    assert update(group, episodes)["ref_kl"] > 0
+    assert update(group, samples)["ref_kl"] > 0
     after = weights(group)
     changed = {name for name in after if not np.array_equal(after[name], start[name])}
     assert changed
@@ -109,18 +109,18 @@ def test_what_a_lora_sync_would_lose_is_refused(tiny_model, settings):
 
 def test_bfloat16_trains_with_float32_masters(tiny_model):
     group = make_group(make_config(tiny_model, dtype="bfloat16", zero_stage=2, **{**ADAM, "lr": 1e-5}))
-    episodes = make_episodes(6)
-    metrics = [update(group, episodes) for _ in range(3)]
+    samples = make_samples(6)
+    metrics = [update(group, samples) for _ in range(3)]
     assert all(np.isfinite(value) for value in metrics[-1].values())
     assert metrics[0]["gradient_norm"] > 0
     assert synced(group)["lm_head.weight"].dtype == torch.bfloat16
 
 
 def test_gradient_checkpointing_changes_nothing(tiny_model):
-    episodes, results = make_episodes(6), []
+    samples, results = make_samples(6), []
     for gradient_checkpointing in (False, True):
         group = make_group(make_config(tiny_model, gradient_checkpointing=gradient_checkpointing))
-        update(group, episodes)
+        update(group, samples)
         results.append(weights(group))
     assert distance(*results) < 1e-6
 
@@ -129,7 +129,7 @@ def test_deepspeeds_schedule_and_offload_are_passed_through(tiny_model):
     schedule = {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 10, "warmup_type": "linear"}}
     deepspeed = {"scheduler": schedule, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
     group = make_group(make_config(tiny_model, zero_stage=2, deepspeed=deepspeed, lr=1e-2))
-    rates = [update(group, make_episodes(4))["default_optimizer_learning_rate"] for _ in range(4)]
+    rates = [update(group, make_samples(4))["default_optimizer_learning_rate"] for _ in range(4)]
     assert rates == sorted(rates)
     assert rates[0] < rates[-1] < 1e-2
     assert group._learner.engines[MODULE].zero_cpu_offload()

@@ -48,10 +48,10 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 2048, max_length:
     model = json.loads(tokenizer.to_str())["model"]
     return Qwen2Tokenizer(
         vocab=model["vocab"],
-        merges=[tuple(pair) for pair in model["merges"]],
+        merges=[tuple(pair) for pair in model["merges"]],  # type: ignore[misc]
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
-        unk_token=None,
+        unk_token=None,  # type: ignore[arg-type]
         extra_special_tokens=[START_OF_TURN],
         chat_template=CHAT_TEMPLATE,
         model_max_length=max_length,

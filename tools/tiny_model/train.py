@@ -7,7 +7,7 @@ import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import numpy as np
 import typer
@@ -133,7 +133,7 @@ def save(start: Path, trained: Path, out: Path) -> Qwen2ForCausalLM:
     for file in start.iterdir():
         if file.name != WEIGHTS:
             shutil.copy(file, out)
-    return model
+    return cast("Qwen2ForCausalLM", model)
 
 
 def main(

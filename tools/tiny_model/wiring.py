@@ -12,7 +12,7 @@ weights that have the structure of trained ones).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
@@ -46,7 +46,8 @@ def wire_copying(model: Qwen2ForCausalLM) -> None:
         # With RoPE a score that comes from biases alone depends on the distance only: here it is largest at 1.
         # The slow frequencies tell near from nearer in no way, and are left out.
         half = head_dim // 2
-        angle = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
+        rope_theta: Any = config.rope_parameters["rope_theta"]  # type: ignore[index]
+        angle = rope_theta ** (-torch.arange(half) / half)
         size = math.sqrt(SHARPNESS * math.sqrt(head_dim)) * (angle > 0.1)
         first.k_proj.bias[mine] = torch.cat([size, torch.zeros(half)])
         first.q_proj.bias[mine] = torch.cat([size * torch.cos(angle), -size * torch.sin(angle)])

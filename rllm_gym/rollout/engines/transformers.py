@@ -43,9 +43,12 @@ class TransformersEngine:
         check_options("transformers", options)
         if isinstance(model, str):
             device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-            model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device)
-        self._model = model.eval()
-        num_positions = model.config.get_text_config().max_position_embeddings
+            lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+            lm.to(device)
+        else:
+            lm = model
+        self._model = lm.eval()
+        num_positions = lm.config.get_text_config().max_position_embeddings
         if max_model_len is not None and max_model_len > num_positions:
             raise ConfigError(
                 f"TransformersEngine: max_model_len must be at most max_position_embeddings, {num_positions}; "

@@ -1,0 +1,166 @@
+"""A train step's samples: made of episodes, and as the rows that advantages are computed from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rllm_gym.algorithms.functional import group_relative_advantage
+from rllm_gym.algorithms.ppo import PPO, PPOConfig
+from rllm_gym.training.rollouts import Rollouts, samples_of
+from rllm_gym.types import Episode, Sample, Stream, TaskGroup, Turn
+
+
+def turn(observation, action, reward=0.0, **fields):
+    logp = np.linspace(-0.5, -0.1, len(action), dtype=np.float32)
+    return Turn(np.array(observation), np.array(action), logp, policy_version=0, env_step=0, reward=reward, **fields)
+
+
+def make_samples():
+    """Episode e0 of two agents, of which x has had its context rewritten once, and episode e1; in a mixed order."""
+    first = Sample.of_turns([turn([1, 2], [3, 4], 0.5), turn([5], [6])], episode="e0", agent="x", part=0, group=7)
+    last = Sample.of_turns(
+        [turn([7, 7, 7], [8, 9], 1.0)],
+        final_observation_ids=np.array([40, 41]),
+        episode="e0", agent="x", part=1, group=7, is_terminated=False, is_success=True,
+    )  # fmt: skip
+    other = Sample.of_turns([turn([1], [2], 0.25)], episode="e0", agent="y", group=8)
+    single = Sample.of_turns([turn([1, 2], [4], -1.0), turn([5], [6], 2.0)], episode="e1", agent="x", group=7)
+    return last, other, first, single
+
+
+def test_the_parts_of_an_agents_episode_are_one_row_in_their_order():
+    last, other, first, single = make_samples()
+    rollouts = Rollouts([last, other, first, single])
+    assert rollouts.rows == [[first, last], [other], [single]]
+    # x: a0 a0 a1 | a2 a2   y: a0   x: a0 a1
+    assert rollouts.mask_NK.tolist() == [[True] * 5, [True] + [False] * 4, [True, True] + [False] * 3]
+    assert rollouts.reward_NK.tolist() == [[0, 0.5, 0, 0, 1], [0.25, 0, 0, 0, 0], [-1, 2, 0, 0, 0]]
+    assert torch.allclose(rollouts.column("old_logp")[0], torch.tensor([-0.5, -0.1, -0.5, -0.5, -0.1]))
+    assert rollouts.return_N.tolist() == [1.5, 0.25, 1.0]
+    assert rollouts.group_N.tolist() == [7, 8, 7]
+    assert rollouts.is_terminated_N.tolist() == [False, True, True]
+    assert rollouts.is_success_N.tolist() == [True, False, False]
+    assert rollouts.num_tokens_N.tolist() == [6 + 5, 2, 5]  # the final observation is not the policy's
+
+
+def test_what_is_written_arrives_at_the_sampled_tokens_of_the_right_part():
+    last, other, first, single = make_samples()
+    rollouts = Rollouts([last, other, first, single])
+    of_tokens = torch.tensor([[1.0, 2, 3, 4, 5], [6, 0, 0, 0, 0], [7, 8, 0, 0, 0]])
+    rollouts.set_column("advantage", of_tokens)
+    # P P a0 a0 E1 a1 | P P P a2 a2 F F
+    assert first.advantage.tolist() == [0, 0, 1, 2, 0, 3]
+    assert last.advantage.tolist() == [0, 0, 0, 4, 5, 0, 0]
+    assert (other.advantage.tolist(), single.advantage.tolist()) == ([0, 6], [0, 0, 7, 0, 8])
+    assert first.advantage.dtype == np.float32
+    assert torch.equal(rollouts.column("advantage"), of_tokens)
+    rollouts.set_column("advantage", torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64))
+    assert first.advantage.tolist() == [0, 0, 0.5, 0.5, 0, 0.5]
+    assert last.advantage.tolist() == [0, 0, 0, 0.5, 0.5, 0, 0]
+    assert (other.advantage.tolist(), single.advantage.tolist()) == ([0, -1], [0, 0, 2, 0, 2])
+
+
+def test_after_a_part_comes_the_value_before_the_next_ones_first_token():
+    last, other, first, single = make_samples()
+    first.value, first.final_value = np.array([0, 0, 0.1, 0.2, 0, 0.3], np.float32), 9.0  # nobody may look at that one
+    last.value, last.final_value = np.array([0, 0, 0, 0.4, 0.5, 0, 0], np.float32), 7.0
+    other.value, other.final_value = np.array([0, 0.5], np.float32), 9.0
+    single.value, single.final_value = np.array([0, 0, 1, 0, 2], np.float32), 9.0
+    config = PPOConfig().training(gamma=0.5, lambda_=0.5, bootstrap="truncated")
+    PPO.advantage(SimpleNamespace(config=config), Rollouts([last, other, first, single]))
+    # delta = r + 0.5 V' - V over a0 a0 a1 | a2 a2, V = 0.1 0.2 0.3 | 0.4 0.5 and 7 after the horizon:
+    #   0, 0.5 + 0.15 - 0.2 = 0.45, 0.2 - 0.3 = -0.1, 0.25 - 0.4 = -0.15, 1 + 3.5 - 0.5 = 4
+    # A = delta + 0.25 A' from the end: 4, 0.85, 0.1125, 0.478125, 0.11953125; the targets are A + V
+    assert np.allclose(first.value_target, [0, 0, 0.21953125, 0.678125, 0, 0.4125], atol=1e-6)
+    assert np.allclose(last.value_target, [0, 0, 0, 1.25, 4.5, 0, 0], atol=1e-6)
+    assert np.allclose(other.value_target, [0, 0.25])  # terminated: 0 comes after it
+    assert np.allclose(single.value_target, [0, 0, 0, 0, 2])  # A = -1 + 0.5 * 2 - 1 = -1, and 2 - 2 = 0
+
+
+def test_turns_have_rewards_states_and_values_of_their_own():
+    rollouts = Rollouts(make_samples())
+    assert rollouts.turn_NK.tolist() == [[0, 0, 1, 2, 2], [0] * 5, [0, 1, 0, 0, 0]]
+    assert rollouts.turn_mask_NU.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
+    assert rollouts.turn_reward_NU.tolist() == [[0.5, 0, 1], [0.25, 0, 0], [-1, 2, 0]]
+    # observations: 1 2, 5 | 7 7 7    1    1 2, 5
+    [[a, b, c], [d, _, _], [e, f, _]] = rollouts.turn_state_NU.tolist()
+    assert (a, b) == (e, f)
+    assert len({a, b, c, d}) == 4
+    value_NU = torch.tensor([[1.0, 2, 3], [4, 0, 0], [5, 6, 0]])
+    assert rollouts.of_turns(value_NU).tolist() == [[1, 1, 2, 3, 3], [4, 0, 0, 0, 0], [5, 6, 0, 0, 0]]
+
+
+def test_the_same_return_in_other_turns_is_the_same_return():
+    """0.1 + 0.2 and 0.3 differ in float32, and no less once they are summed in float64."""
+    two = Sample.of_turns([turn([1], [2], 0.1), turn([3], [4], 0.2)], episode="a")
+    one = Sample.of_turns([turn([1], [2], 0.3)], episode="b")
+    rollouts = Rollouts([two, one])
+    assert two.reward.astype(float).sum() != one.reward.astype(float).sum()
+    assert rollouts.return_N[0] == rollouts.return_N[1]
+    assert group_relative_advantage(rollouts.return_N, rollouts.group_N, normalize_std=True).tolist() == [0, 0]
+
+
+# --- episodes to samples ---
+
+
+def episode(streams, end_reason, **info):
+    return Episode(
+        "0-1-2-3", TaskGroup((0, 1, 2), None, 8), 3, 0, streams={s.agent_id: s for s in streams}, end_reason=end_reason,
+        info=info,
+    )  # fmt: skip
+
+
+def two_agents(end_reason="terminated"):
+    x = Stream("x", "left", [turn([1, 2], [3, 4], 0.5), turn([5], [6], is_invalid_action=True)], np.array([30, 31]))
+    y = Stream("y", "right", [turn([1], [2], 0.25)], np.array([32]))
+    return episode([x, y, Stream("z", "left")], end_reason)
+
+
+def test_an_episode_gives_a_sample_for_each_agent_that_has_acted():
+    x, y = samples_of(two_agents(), {"x": 4, "y": 5}.get)
+    assert (x.tokens.tolist(), y.tokens.tolist()) == ([1, 2, 3, 4, 5, 6], [1, 2])
+    assert [(s.agent, s.module, s.group, s.episode) for s in (x, y)] == [
+        ("x", "left", 4, "0-1-2-3"),
+        ("y", "right", 5, "0-1-2-3"),
+    ]
+    assert x.reward.tolist() == [0, 0, 0, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("end_reason", "flags"),
+    [("terminated", (True, False)), ("horizon", (False, False)), ("context_limit", (False, True))],
+)
+def test_a_sample_says_how_its_episode_ended(end_reason, flags):
+    [sample] = samples_of(episode([Stream("agent", "m", [turn([1], [2])])], end_reason, is_success=True), lambda _: 0)
+    assert (sample.is_terminated, sample.is_overlong) == flags
+    assert sample.is_success is True
+
+
+@pytest.mark.parametrize(
+    ("end_reason", "max_tokens", "added"),
+    [
+        ("terminated", 100, []),
+        ("horizon", 100, [30, 31]),
+        ("horizon", 7, [30]),
+        ("horizon", 6, []),
+        ("horizon", None, []),
+    ],
+)
+def test_a_critic_sees_the_final_observation_of_truncated_episodes_only_and_what_the_context_holds(
+    end_reason, max_tokens, added
+):
+    x, _ = samples_of(two_agents(end_reason), lambda _: 0, max_tokens=max_tokens)
+    assert x.tokens.tolist() == [1, 2, 3, 4, 5, 6, *added]
+    assert x.weight.tolist() == [0, 0, 1, 1, 0, 1] + [0] * len(added)
+
+
+def test_an_invalid_action_costs_its_turn_the_penalty_and_leaves_the_episode_as_it_was():
+    played = two_agents()
+    x, y = samples_of(played, lambda _: 0, invalid_action_penalty=0.125)
+    assert x.reward.tolist() == [0, 0, 0, 0.5, 0, -0.125]
+    assert y.reward.tolist() == [0, 0.25]
+    assert played.streams["x"].total_reward == 0.5
