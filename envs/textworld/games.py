@@ -34,6 +34,7 @@ class Reply(NamedTuple):
 
     Args:
         text: the reply, without the program's own questions.
+        is_understood: the game's parser made something of the command, which it then counts as a move.
         score: points so far.
         is_over: it was won or lost.
         is_won: it was won.
@@ -41,6 +42,7 @@ class Reply(NamedTuple):
     """
 
     text: str
+    is_understood: bool
     score: int
     is_over: bool
     is_won: bool
@@ -72,12 +74,14 @@ class Game:
         text = state.feedback
         self.opening = _clean(text[max(text.find(state.objective), 0) :])  # below the banner
         self.plan = tuple(state.policy_commands)
+        self._num_moves: int = state.moves
 
     def step(self, command: str) -> Reply:
         """Carry out a command; the game must not be over."""
         state, score, _ = self._env.step(command)
         plan = tuple(state.policy_commands or ())
-        return Reply(_clean(state.feedback), score, state.won or state.lost, state.won, plan)
+        is_understood, self._num_moves = state.moves > self._num_moves, state.moves
+        return Reply(_clean(state.feedback), is_understood, score, state.won or state.lost, state.won, plan)
 
     def close(self) -> None:
         """Free it; safe to call twice."""

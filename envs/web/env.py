@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.envs.base import ItemIds, TextEnv
+from rllm_gym.envs.base import ItemIds, StepResult, TextEnv
 from rllm_gym.envs.web.actions import ACTIONS, Action, BadAction, execute, parse
 from rllm_gym.envs.web.tree import Node, estimate_tokens
 from rllm_gym.errors import ConfigError, EnvError
@@ -51,6 +51,9 @@ class WebEnv(TextEnv):
     stepped: what `_open` sets up beside the window must not be copied (`__getstate__`).
 
     Observation: "OBJECTIVE: " and the instruction, verbatim; the tree; URL, tabs, and "ERROR: ..." if there was one.
+
+    An action is invalid (`info["is_invalid_action"]`) where it does not parse, or asks for an element, a tab, a key or
+    an address that is not there or cannot be used.
 
     Args:
         max_observation_tokens: budget of one observation; the tree is cut, visibly. At the token level tokens are those
@@ -136,16 +139,17 @@ class WebEnv(TextEnv):
         self._first = self._observe()
         return self._first
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: str) -> StepResult:
         parsed = parse(action)
         page = self.page
         verdict = self._carry_out(page, parsed)
+        is_invalid = isinstance(parsed, BadAction) or page.is_impossible
         if not self._is_over:
             self._is_over = verdict.is_over
             self.is_success = verdict.is_success
         observation = self._observe()
         self._history.append((action, observation))
-        return observation, verdict.reward, self._is_over, False, self._info()
+        return StepResult(observation, verdict.reward, self._is_over, is_invalid)
 
     def render(self) -> npt.NDArray[np.uint8] | None:  # type: ignore[override]
         if self.render_mode is None:
@@ -197,7 +201,7 @@ class WebEnv(TextEnv):
         self._page = self._open(self._index)
         repeated = [self._observe()]
         for action, _ in history:
-            repeated.append(self.step(action)[0])
+            repeated.append(self._act(action).reply)
         if repeated != [self._first, *(observation for _, observation in history)]:
             raise EnvError(f"{self._who}: a copied episode must repeat; it differed. Reset the environment.")
         self.is_success = is_success

@@ -152,7 +152,12 @@ class WebPage:
 
     @error.setter
     def error(self, text: str) -> None:
-        self._window.error = text
+        self._window.error, self._window.is_impossible = text, False
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether the last action asked for something that is not there or cannot be used."""
+        return self._window.is_impossible
 
     @property
     def nodes(self) -> list[Node]:

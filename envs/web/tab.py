@@ -30,6 +30,10 @@ class PageError(Exception):
     """Something the agent is told and goes on from."""
 
 
+class ImpossibleActionError(PageError):
+    """The action asks for something that is not there or cannot be used; nothing has happened."""
+
+
 class Tab:
     """A tab, its title, and the numbers of its elements."""
 
@@ -89,7 +93,7 @@ class Tab:
         index = history["currentIndex"] + delta
         entries = history["entries"]
         if not 0 <= index < len(entries) or entries[index]["url"] == "about:blank":
-            raise PageError(f"There is no page to go {'back' if delta < 0 else 'forward'} to.")
+            raise ImpossibleActionError(f"There is no page to go {'back' if delta < 0 else 'forward'} to.")
         self.requested_url = entries[index]["url"]
         self._requested_at = time.monotonic()
         await self._send("Page.navigateToHistoryEntry", entryId=entries[index]["id"])
@@ -106,7 +110,7 @@ class Tab:
     async def hover(self, node: Node) -> None:
         point = await self._point(node)
         if point is None:
-            raise PageError(f"Element [{node.id}] is not visible.")
+            raise ImpossibleActionError(f"Element [{node.id}] is not visible.")
         await self._bounded(self.page.mouse.move(*point))
 
     async def type(self, node: Node, text: str, *, presses_enter: bool) -> None:
@@ -114,12 +118,12 @@ class Tab:
         kind = await self._call(node, SELECT_ALL)
         if kind == "select":
             if not await self._call(node, CHOOSE, text):
-                raise PageError(f"Element [{node.id}] has no option {text!r}.")
+                raise ImpossibleActionError(f"Element [{node.id}] has no option {text!r}.")
         elif kind == "value":
             if not await self._call(node, SET_VALUE, text):
-                raise PageError(f"Element [{node.id}] does not take the value {text!r}.")
+                raise ImpossibleActionError(f"Element [{node.id}] does not take the value {text!r}.")
         elif kind == "none":
-            raise PageError(f"Element [{node.id}] takes no text.")
+            raise ImpossibleActionError(f"Element [{node.id}] takes no text.")
         else:
             await self._type_text(text, has_selection=kind == "text")
         if presses_enter:
@@ -141,7 +145,7 @@ class Tab:
         except PlaywrightError as e:
             if "Unknown key" not in str(e):
                 raise
-            raise PageError(f"There is no key {keys!r}.") from e
+            raise ImpossibleActionError(f"There is no key {keys!r}.") from e
 
     async def scroll(self, direction: int, *, limit_node: Node | None = None) -> None:
         """Scroll by a screen, or up to a node that has not been shown yet."""
@@ -313,7 +317,7 @@ class Tab:
             )
             return answer["result"].get("value")
         except PlaywrightError as e:
-            raise PageError(f"Element [{node.id}] is no longer on the page.") from e
+            raise ImpossibleActionError(f"Element [{node.id}] is no longer on the page.") from e
 
     async def _point(self, node: Node) -> tuple[float, float] | None:
         """Scroll to an element and return the middle of its first box, or None where it has none."""
@@ -321,7 +325,7 @@ class Tab:
             await self._send("DOM.scrollIntoViewIfNeeded", backendNodeId=node.backend_id)
         except PlaywrightError as e:
             if "detached" in str(e) or "No node" in str(e) or "Could not find node" in str(e):
-                raise PageError(f"Element [{node.id}] is no longer on the page.") from e
+                raise ImpossibleActionError(f"Element [{node.id}] is no longer on the page.") from e
             return None
         quad = await self._quad(node)
         return (sum(quad[0::2]) / 4, sum(quad[1::2]) / 4) if quad else None

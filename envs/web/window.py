@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from rllm_gym.envs.web.browser import Browser, PlaywrightError
 from rllm_gym.envs.web.page_scripts import COUNT_REQUESTS
-from rllm_gym.envs.web.tab import PageError, Tab
+from rllm_gym.envs.web.tab import ImpossibleActionError, PageError, Tab
 from rllm_gym.envs.web.tree import Node
 from rllm_gym.errors import EnvError
 
@@ -30,6 +30,7 @@ class Window:
         self.sites = frozenset(origin(site) for site in sites)
         self.tabs: list[Tab] = []
         self.error = ""
+        self.is_impossible = False  # what that action asked for
         self.nodes: list[Node] = []  # of the last observation
         self.context: Any = None
         self._current = 0
@@ -67,7 +68,7 @@ class Window:
     async def act(self, action: Callable[[], Awaitable[None]]) -> None:
         """Carry out an action and wait until the page has come to rest; `error` says what went wrong."""
         self.check()
-        self._notes, self._num_new_tabs = [], 0
+        self._notes, self._num_new_tabs, self.is_impossible = [], 0, False
         await self._have_a_tab()
         tab = self.tab
         tab.num_windows_opened = 0
@@ -77,6 +78,7 @@ class Window:
                 await step()
             except PageError as e:
                 errors.append(str(e))
+                self.is_impossible = self.is_impossible or isinstance(e, ImpossibleActionError)
             except PlaywrightError:
                 self.check()
                 if not await _is_closed(tab):
@@ -97,28 +99,28 @@ class Window:
     async def on_node(self, id: int, act: Callable[[Tab, Node], Awaitable[None]]) -> None:
         node = next((node for node in self.nodes if node.id == id), None)
         if node is None:
-            raise PageError(f"There is no element [{id}] on this page.")
+            raise ImpossibleActionError(f"There is no element [{id}] on this page.")
         await act(self.tab, node)
 
     async def goto(self, url: str) -> None:
         if "://" not in url and not url.startswith(("about:", "data:", "javascript:", "view-source:")):
             url = f"http://{url}"
         if not self._may_visit(url):
-            raise PageError(self._refusal(url))
+            raise ImpossibleActionError(self._refusal(url))
         if self.tab.is_stuck:
             await self._replace_tab()
         await self.tab.goto(url)
 
     async def new_tab(self) -> None:
         if len(self.tabs) >= MAX_TABS:
-            raise PageError(f"There are {MAX_TABS} tabs, and no more are allowed. Close one.")
+            raise ImpossibleActionError(f"There are {MAX_TABS} tabs, and no more are allowed. Close one.")
         num_before = self._num_new_tabs
         await self.context.new_page()
         await self._wait_for_tabs(num_before + 1, self._timeout_s)
 
     async def tab_focus(self, number: int) -> None:
         if not 0 <= number < len(self.tabs):
-            raise PageError(f"There is no tab {number}; the tabs are 0 to {len(self.tabs) - 1}.")
+            raise ImpossibleActionError(f"There is no tab {number}; the tabs are 0 to {len(self.tabs) - 1}.")
         self._current = number
         await self.tab.page.bring_to_front()
 

@@ -59,7 +59,8 @@ class WebArenaEnv(WebEnv):
 
     Info keys:
         `item_id` ("webarena_17"), `category` (the task's sites: "shopping", "shopping_admin", "reddit", "gitlab",
-        "map", "wikipedia", or several in alphabetical order, as "gitlab_reddit"), `is_success` (a right `stop`).
+        "map", "wikipedia", or several in alphabetical order, as "gitlab_reddit"), `is_success` (a right `stop`),
+        `is_invalid_action` (see `WebEnv`).
 
     Data:
         Embedded: written for this package; numbered from 0; no template of `train` occurs in `eval`.

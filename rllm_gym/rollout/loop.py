@@ -252,8 +252,8 @@ class RolloutLoop:
         for agent_id, info in step.infos.items():
             if agent_id in streams and "messages" in info:
                 streams[agent_id].messages = info["messages"]
-            if agent_id in streams and streams[agent_id].turns:
-                streams[agent_id].turns[-1].is_invalid_action = bool(info.get("is_invalid_action", False))
+            if "is_invalid_action" in info and agent_id in streams and streams[agent_id].turns:
+                streams[agent_id].turns[-1].is_invalid_action = bool(info["is_invalid_action"])
             episode.item_id = info.get("item_id", episode.item_id)
             # Without the messages: copies of the whole conversation in every record would grow quadratically.
             slim = {key: value for key, value in info.items() if key != "messages"}

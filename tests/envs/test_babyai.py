@@ -178,6 +178,14 @@ def test_boxes_are_toggled_only_on_the_level_that_needs_it():
     assert env._view.front == "purple box" and "toggle" not in env._offers.moves
 
 
+@pytest.mark.parametrize(
+    ("action", "is_invalid"),
+    [("drop", True), ("go to moon 1", True), ("check available actions", False), ("turn left", False)],
+)
+def test_an_action_is_invalid_where_it_is_not_available(action, is_invalid):
+    assert env_at(2).step(action)[4]["is_invalid_action"] is is_invalid
+
+
 def test_success_counts_however_late_and_the_reward_falls_with_the_moves():
     env = env_at(2, *40 * ["turn left"])
     observation, reward, terminated, truncated, info = env.step("pickup red ball 1")

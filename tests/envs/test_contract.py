@@ -67,15 +67,21 @@ def test_the_expert_succeeds_and_only_its_last_step_terminates(env_id):
         assert not any(step[-1]["is_success"] for step in episode[:-1])
         assert sum(step[2] for step in episode[1:]) > 0
         assert not any(step[4] for step in episode[1:])
+        assert [step[-1]["is_invalid_action"] for step in episode] == [False] * len(episode)
 
 
-def test_nonsense_is_an_ordinary_turn_without_reward(env_id):
+def test_nonsense_is_an_ordinary_turn_without_reward_and_an_invalid_action(env_id):
     env = make(env_id)
     env.reset(seed=0)
     for text in NONSENSE:
         observation, reward, terminated, truncated, info = env.step(text)
         assert observation in env.observation_space
         assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, False, False)
+        assert info["is_invalid_action"] is True
+    assert pickle.loads(pickle.dumps(env)).step("")[4]["is_invalid_action"] is True
+    assert env.step(env.unwrapped.expert_action())[4]["is_invalid_action"] is False
+    env.step("")
+    assert env.reset(seed=0)[1]["is_invalid_action"] is False
 
 
 def test_max_episode_steps_truncates_and_nothing_else_does(env_id):
@@ -111,7 +117,7 @@ def test_every_observation_is_in_the_space_and_every_info_has_its_keys(env_id):
         for step in play(env, seed):
             assert step[0] in env.observation_space
             assert isinstance(step[-1]["item_id"], str) and isinstance(step[-1]["category"], str)
-            assert set(step[-1]) >= {"item_id", "category", "is_success"}
+            assert set(step[-1]) >= {"item_id", "category", "is_success", "is_invalid_action"}
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,16 @@ def test_a_wrong_answer_ends_the_episode_with_nothing(env):
     assert (reward, terminated) == (0.0, True) and "ERROR: The task is over." in text
 
 
+def test_an_action_is_invalid_where_it_asks_for_what_is_not_there(env):
+    begin(env, "click-test-2")
+    button = id_of(env, "TWO")
+    asked = ["click [999]", "type [999] [x]", "press [Nokey]", "tab_focus [3]", "goto [http://example.com]"]
+    possible = [f"hover [{button}]", "scroll [down]", "click [999]", f"click [{button}]", "click [999]"]
+    assert [env.step(text)[4]["is_invalid_action"] for text in asked] == [True] * 5
+    # The last one comes after the end.
+    assert [env.step(text)[4]["is_invalid_action"] for text in possible] == [False, False, True, False, False]
+
+
 def test_partial_rewards_are_the_pages(env):
     begin(env, "phone-book")
     wrong = {"email": "phone", "phone": "address", "address": "email"}

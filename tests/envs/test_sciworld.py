@@ -173,7 +173,10 @@ def test_numbered_choices_are_answered_with_a_number(env):
     assert reply.startswith("Ambiguous request") and "\n0:\topen door" in reply
     assert env.step("Action: 0")[0] == "The door is now open."
     env.step("open door")
-    assert env.step("99999999999999999999")[0].startswith("Unknown action.")
+    reply, *_, info = env.step("99999999999999999999")
+    assert reply.startswith("Unknown action.") and info["is_invalid_action"] is True
+    *_, info = env.step("open door")
+    assert info["is_invalid_action"] is False
 
 
 def test_a_reload_equals_a_first_load(env):

@@ -127,7 +127,7 @@ def test_a_search_shows_the_passages_in_search_r1s_form():
         0.0,
         False,
         False,
-        {"item_id": "searchqa_0", "category": "one_hop", "is_success": False},
+        {"item_id": "searchqa_0", "category": "one_hop", "is_success": False, "is_invalid_action": False},
     )
 
 

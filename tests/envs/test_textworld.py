@@ -89,6 +89,17 @@ def test_the_program_is_out_of_reach(tmp_path, monkeypatch):
     assert "Are you sure" not in env.step("yes")[0]
 
 
+@pytest.mark.parametrize(
+    ("action", "is_invalid"),
+    [("take the moon", True), ("xyzzy", True), ("save", True), ("go up", False), ("help", False), ("look", False)],
+)
+def test_an_action_is_invalid_where_the_game_makes_nothing_of_it(action, is_invalid):
+    env = TextWorldEnv()
+    begin(env, HATCH)
+    for _ in range(2):
+        assert env.step(action)[4]["is_invalid_action"] is is_invalid
+
+
 def test_games_in_several_threads_are_those_of_one():
     items = [0, 1, 2, 3]
     alone = [solve(TextWorldEnv(), item) for item in items]

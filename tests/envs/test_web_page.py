@@ -142,6 +142,7 @@ def test_elements_in_frames_are_shown_and_clicked(page):
 def test_missing_elements_are_told(page):
     act(page, "goto [http://shop.test/scripts]")
     assert "ERROR: There is no element [9999] on this page." in act(page, "click [9999]")
+    assert page.is_impossible
     vanish = id_of(page, "vanish")
     act(page, f"click [{vanish}]")
     assert f"ERROR: There is no element [{vanish}] on this page." in act(page, f"type [{vanish}] [a] [0]")
@@ -149,6 +150,9 @@ def test_missing_elements_are_told(page):
     page.evaluate("document.body.innerHTML = ''")
     execute(page, parse(f"click [{vanished}]"))
     assert page.error == f"Element [{vanished}] is no longer on the page."
+    assert page.is_impossible
+    execute(page, parse("scroll [down]"))
+    assert not page.is_impossible
     act(page, "goto [http://shop.test/next]")
     assert "takes no text" in act(page, "type [ID] [a] [0]", "You came.")
 

@@ -64,6 +64,9 @@ def test_every_python_block_of_the_page_runs_in_order(folder, capsys):
     env = names["SumEnv"](split="eval")
     assert env.item_ids == [f"sum_{i}" for i in range(90, 100)]
     env.reset(options={"item_id": "sum_9"})
+    reply, *_, info = env.step("Action: twelve")
+    assert (reply, info["is_success"], info["is_invalid_action"]) == ("Wrong.", False, True)
+    assert env.step("Action: 13")[4]["is_invalid_action"] is False
     assert env.step(env.expert_action())[:4] == ("Right.", 1.0, True, False)
 
 

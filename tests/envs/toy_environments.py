@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.errors import EnvError
 
 WORDS = ("cat", "dog", "sun", "map", "ink", "fox", "bed", "owl")
@@ -26,7 +26,8 @@ class SayTheWord(TextEnv):
     """Say the word that the prompt names, on each of `num_turns` turns.
 
     Reward: `score / num_turns` at each turn, so a perfect episode has 1.0. Terminated after the last turn; `is_success`
-    if every turn was perfect. Items are the words; those of odd number are the eval split.
+    if every turn was perfect. White space alone is an invalid action. Items are the words; those of odd number are the
+    eval split.
     """
 
     name = "say_the_word"
@@ -55,14 +56,14 @@ class SayTheWord(TextEnv):
         self._word = word
         return f"Say: {word}"
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _act(self, action: str) -> StepResult:
         points = score(action, self._word)
         self._turn += 1
         self._points += points
         is_over = self._turn == self.num_turns
         self.is_success = is_over and self._points == self.num_turns
         reply = "The end." if is_over else self._ask(WORDS[int(self.np_random.integers(self.num_items))])
-        return reply, points / self.num_turns, is_over, False, self._info()
+        return StepResult(reply, points / self.num_turns, is_over, is_invalid=not action.strip())
 
     def expert_action(self) -> str:
         return self._word

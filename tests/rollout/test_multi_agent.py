@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
@@ -80,6 +82,45 @@ def test_by_turns_each_agent_has_its_own_stream_and_waiting_agents_get_their_rew
     assert (episode.end_reason, episode.num_env_steps) == ("terminated", 4)
     assert episode.info == {"x": {"is_success": True}, "y": {"is_success": True}}
     assert episode.streams["y"].messages == [{"role": "user", "content": "y1"}]
+
+
+def test_an_agents_last_turn_is_invalid_where_its_info_says_so(talk, play):
+    class Marking(ScriptedEnv):
+        marks: ClassVar = [{"y": False}, {"x": True}, {"x": False, "y": True}]
+
+        def step(self, actions):
+            *rest, infos = super().step(actions)
+            for agent, is_invalid in self.marks[len(self.actions) - 1].items():
+                infos.setdefault(agent, {})["is_invalid_action"] = is_invalid
+            return (*rest, infos)
+
+    # x acts and y is asked, who has not acted yet; y acts and x hears that its turn was invalid; x acts, and the last
+    # word about y comes with the end.
+    env = Marking(
+        talk,
+        {"x": "x0"},
+        ({"y": "y0"}, {}),
+        ({"x": "x1"}, {}),
+        ({"x": "x2", "y": "y1"}, {}, {"__all__": True}),
+    )
+    episode = play(env, ScriptedEngine([talk.encode("A|"), talk.encode("B|"), talk.encode("C|")]))
+    assert [turn.is_invalid_action for turn in episode.streams["x"].turns] == [True, False]
+    assert [turn.is_invalid_action for turn in episode.streams["y"].turns] == [True]
+
+
+def test_an_info_that_does_not_say_leaves_a_turn_as_it_was(talk, play):
+    class Marking(ScriptedEnv):
+        def step(self, actions):
+            *rest, infos = super().step(actions)
+            if len(self.actions) == 1:
+                infos["x"] = {"is_invalid_action": True}
+            else:
+                infos["x"] = {"note": "still waiting"}
+            return (*rest, infos)
+
+    env = Marking(talk, {"x": "x0"}, ({"y": "y0"}, {}), ({"y": "y1"}, {}, {"__all__": True}))
+    episode = play(env, ScriptedEngine([talk.encode("A|"), talk.encode("B|")]))
+    assert [turn.is_invalid_action for turn in episode.streams["x"].turns] == [True]
 
 
 def test_at_the_same_time_the_environment_steps_once_all_have_acted_in_the_environments_order(talk, play):
