@@ -95,7 +95,7 @@ class AgentEvolConfig(OfflineConfig):
         """Set how episodes are sampled.
 
         Args:
-            groups_per_request: groups that are played between two writes to the trajectory store. A run that is killed
+            groups_per_request: groups that are played between two writes to the trajectories. A run that is killed
                 loses no more than those.
         """
         self._set(groups_per_request=groups_per_request)
@@ -174,7 +174,7 @@ class AgentEvol(OfflineAlgorithm):
             self._imitate(None, num_epochs=config.num_cloning_epochs, seed=seed_of(config.seed or 0, generation, 0))
             self.sync_weights()
         start = time.perf_counter()
-        played, failed, num_stored = self._explore(generation)
+        played, failed, num_played_before = self._explore(generation)
         explored = time.perf_counter()
         if self.kept is None or not config.accumulates:
             self.kept = SampleFile(self.trajectories_path.parent)
@@ -193,7 +193,7 @@ class AgentEvol(OfflineAlgorithm):
             {
                 "max_episode_steps": self.max_episode_steps or 0,
                 "num_groups": config.groups_per_step,
-                "num_episodes_from_trajectories": num_stored,
+                "num_episodes_from_trajectories": num_played_before,
                 "num_kept_samples": len(kept),
                 "num_base_samples": 0 if self.samples is None else len(self.training_items),
                 "mean_loss": float(np.mean(losses)),
@@ -206,10 +206,10 @@ class AgentEvol(OfflineAlgorithm):
         )
 
     def _explore(self, generation: int) -> tuple[list[Episode], list[Episode], int]:
-        """Return a generation's episodes, those that failed, and how many of both came from the store."""
+        """Return a generation's episodes, those that failed, and how many of both had been played before."""
         groups = self.task_sampler.groups(generation, self.config.groups_per_step)
-        episodes = self._stored(generation, groups)
-        num_stored = len(episodes)
+        episodes = self._played_before(generation, groups)
+        num_played_before = len(episodes)
         finished = {episode.group.key for episode in episodes}
         groups = [group for group in groups if group.key not in finished]
         for first in range(0, len(groups), self.config.groups_per_request):
@@ -221,15 +221,15 @@ class AgentEvol(OfflineAlgorithm):
         # In a fixed order, so that a generation that was interrupted goes on to train as any other.
         episodes.sort(key=lambda episode: (episode.group.key, episode.member))
         played_episodes = [episode for episode in episodes if episode.error is None]
-        return played_episodes, [episode for episode in episodes if episode.error is not None], num_stored
+        return played_episodes, [episode for episode in episodes if episode.error is not None], num_played_before
 
-    def _stored(self, generation: int, groups: Sequence[TaskGroup]) -> list[Episode]:
+    def _played_before(self, generation: int, groups: Sequence[TaskGroup]) -> list[Episode]:
         """Return the finished groups of a generation that was interrupted; only its policy is the present one's."""
         if generation != self._first_generation:
             return []
         by_key = {group.key: group for group in groups}
         found: dict[tuple[int, ...], dict[int, list[EpisodeRecord]]] = defaultdict(lambda: defaultdict(list))
-        for path in self._stores():
+        for path in self._trajectory_folders():
             for record in read_episodes(path) if path.is_dir() else ():
                 group = by_key.get(tuple(record.group))
                 if group is not None and record.train_step == generation and self._is_of(record, group):
@@ -241,7 +241,7 @@ class AgentEvol(OfflineAlgorithm):
             for records in members.values()
         ]
 
-    def _stores(self) -> list[Path]:
+    def _trajectory_folders(self) -> list[Path]:
         """Return where the generation's episodes may lie: several resumptions of it may have been killed."""
         mine = self.trajectories_path
         alike = (trial / mine.name for trial in resumed_alike(mine.parent))

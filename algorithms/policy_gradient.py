@@ -190,15 +190,17 @@ class PolicyGradient(LLMAlgorithm):
         self.num_empty_steps = self.num_empty_steps + 1 if is_empty else 0
         if not is_empty:
             return
+        alike = "success" if self.config.filter_groups == "success" else "returns"
         logger.warning(
-            "train step %d taught nothing: in every group all returns were equal (%d such steps in a row).",
+            "train step %d taught nothing: in every group all episodes had equal %s (%d such steps in a row).",
             step,
+            alike,
             self.num_empty_steps,
         )
         if self.num_empty_steps >= self.config.max_empty_steps:
             raise RllmGymError(
-                f"{type(self).__name__}: {self.num_empty_steps} train steps in a row had only groups of equal "
-                f"returns, which teach nothing; max_empty_steps is {self.config.max_empty_steps}. Choose easier or "
+                f"{type(self).__name__}: {self.num_empty_steps} train steps in a row had only groups of equal {alike}, "
+                f"which teach nothing; max_empty_steps is {self.config.max_empty_steps}. Choose easier or "
                 "harder tasks, a longer horizon or a larger group_size."
             )
 

@@ -216,12 +216,16 @@ def _turn_records(turns: Sequence[Turn], samples: Sequence[Sample]) -> list[Turn
 
 
 def _by_turn(parts: Sequence[Sample], name: str, num_tokens: Sequence[int]) -> list[list[float] | None]:
-    """Return a field at the sampled tokens of each turn; None for all where it was not computed."""
+    """Return a field at the sampled tokens of each turn; None for all where it was not computed.
+
+    None, too, for a turn with a value that is not finite, which stops the run after it is stored.
+    """
     values = [getattr(part, name) for part in parts]
     if not values or any(value is None for value in values):
         return [None] * len(num_tokens)
     flat = np.concatenate([value[part.weight != 0] for part, value in zip(parts, values, strict=True)])
-    return [of_turn.tolist() for of_turn in np.split(flat, np.cumsum(num_tokens)[:-1])]
+    turns = np.split(flat, np.cumsum(num_tokens)[:-1])
+    return [of_turn.tolist() if np.isfinite(of_turn).all() else None for of_turn in turns]
 
 
 def _agent_info(episode: Episode, agent_id: str) -> dict[str, Any]:

@@ -164,8 +164,14 @@ def deal(samples: Sequence[Sample], num_shards: int) -> list[list[int]]:
     units: dict[Any, list[int]] = {}
     for k, sample in enumerate(samples):
         units.setdefault(unit_of(sample, k), []).append(k)
-    by_size = sorted(units.values(), key=lambda unit: -sum(len(samples[k].tokens) for k in unit))
-    return [[k for unit in by_size[shard::num_shards] for k in unit] for shard in range(num_shards)]
+    sizes = {key: sum(len(samples[k].tokens) for k in unit) for key, unit in units.items()}
+    shards: list[list[int]] = [[] for _ in range(num_shards)]
+    loads = [0] * num_shards
+    for key in sorted(units, key=lambda key: -sizes[key]):
+        lightest = loads.index(min(loads))
+        shards[lightest] += units[key]
+        loads[lightest] += sizes[key]
+    return shards
 
 
 class SamplesToBatch(ConnectorV2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -50,6 +51,8 @@ class DeepSpeedLearner(TorchLearner):
     MEAN_STATS: tuple[str, ...] = ("loss",)
     MAX_STATS: tuple[str, ...] = ()
     LOSS_STAT = "loss"
+    _sums: dict[str, torch.Tensor]
+    _maxima: dict[str, torch.Tensor]
 
     # --- building ---
 
@@ -79,8 +82,8 @@ class DeepSpeedLearner(TorchLearner):
         """Return why rows hold one sequence each, or None where they can hold several."""
         if self.config.packing is False:
             return "packing: false"
-        faults = [packing_fault(self.engines[id_], self.config.dtype, self._device) for id_ in self.policy_ids]
-        return next((fault for fault in faults if fault), None)
+        faults = (packing_fault(self.engines[id_], self.config.dtype, self._device) for id_ in self.policy_ids)
+        return next(filter(None, list(faults)), None)  # of all: the passes are collective
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
@@ -167,28 +170,29 @@ class DeepSpeedLearner(TorchLearner):
             for _ in range(num_epochs):
                 for minibatch in batch.minibatches(self.config.num_minibatches):
                     self._step(trained_id, minibatch)
-            self._check_weights(trained_id)
+            is_finite = torch.tensor(float(self.module[trained_id].is_finite()))
+            if not self.all_reduce(is_finite, dist.ReduceOp.MIN).item():
+                raise self._non_finite("weight", trained_id)
         self._num_policy_steps += len(self.gradient_norms[module_id])
-        lengths = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item() if num_tokens else 0.0
+        num_read = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item()
         return self._statistics() | {
             "gradient_norm": self.mean_gradient_norm(module_id),
             "num_optimizer_steps": float(len(self.gradient_norms[module_id])),
             "num_skipped_steps": float(self.num_skipped_steps[module_id]),
             "num_sampled_tokens_trained": num_tokens,
-            "num_tokens_trained": lengths,
+            "num_tokens_trained": num_read if num_tokens else 0.0,
         }
 
     def mean_gradient_norm(self, module_id: str) -> float:
         """Return the mean over the optimizer steps of the present update, before clipping; 0 without any."""
-        norms = self.gradient_norms[module_id]
-        return sum(norms) / max(1, len(norms))
+        return sum(self.gradient_norms[module_id]) / max(1, len(self.gradient_norms[module_id]))
 
     def _step(self, module_id: str, minibatch: Batch) -> None:
         """Take one optimizer step, or discard its gradient if that is not finite (collective)."""
-        counts = self.all_reduce(minibatch.counts(), dist.ReduceOp.SUM)
-        if counts[0] == 0:
+        if (counts := self.all_reduce(minibatch.counts(), dist.ReduceOp.SUM))[0] == 0:
             return
         engine, is_finite = self.engines[module_id], True
+        before = copy.deepcopy((self._sums, self._maxima))
         self.is_first_step = not self.gradient_norms[module_id]
         micro_batches = list(self.micro_batches(module_id, minibatch))
         self.step_share = 1.0 / (len(micro_batches) * world_size())  # of a micro-batch in what a step sums up
@@ -200,14 +204,17 @@ class DeepSpeedLearner(TorchLearner):
         is_finite = self.all_reduce(torch.tensor(float(is_finite)), dist.ReduceOp.MIN).item() > 0
         # ZeRO-0 clips inside step() and keeps no norm unless the gradients are flattened for it.
         norm = self.module[module_id].gradient_norm() if self.config.zero_stage == 0 else None
-        if norm is not None and not (is_finite and math.isfinite(norm)):
+        is_discarded = norm is not None and not (is_finite and math.isfinite(norm))
+        if is_discarded:
             engine.zero_grad()
-            self._count_skipped_step(module_id)
-            return
-        engine.step()
-        if getattr(engine.optimizer, "overflow", False):  # a sharded optimizer has looked, and discarded the gradient
-            self._count_skipped_step(module_id)
-            return
+        else:
+            engine.step()  # a sharded optimizer looks itself, and discards a gradient that is not finite
+            is_discarded = getattr(engine.optimizer, "overflow", False)
+        if is_discarded:
+            self._sums, self._maxima = before
+            return self._count_skipped_step(module_id)
+        if not is_finite:
+            raise self._non_finite("loss", module_id)
         norm = engine.get_global_grad_norm() if norm is None else norm
         self.gradient_norms[module_id].append(0.0 if norm is None else float(norm))
 
@@ -222,11 +229,6 @@ class DeepSpeedLearner(TorchLearner):
         self.num_skipped_steps[module_id] += 1
         if self.num_skipped_steps[module_id] > self.config.skip_non_finite_steps:
             raise self._non_finite("loss or gradient", module_id)
-
-    def _check_weights(self, module_id: str) -> None:
-        is_finite = torch.tensor(float(self.module[module_id].is_finite()))
-        if not self.all_reduce(is_finite, dist.ReduceOp.MIN).item():
-            raise self._non_finite("weight", module_id)
 
     def _non_finite(self, what: str, module_id: str) -> NonFiniteError:
         return NonFiniteError(
@@ -268,9 +270,9 @@ class DeepSpeedLearner(TorchLearner):
                 # Cut as the update cuts, so that the first pass meets the same numbers.
                 for minibatch in batch.minibatches(self.config.num_minibatches):
                     for part in self.micro_batches(module_id, minibatch):
-                        for row, fields in part.rows_of(forward(part.model_inputs)):
-                            if mine:  # else the row only keeps this learner in step
-                                found[mine[row]] |= fields
+                        out = forward(part.model_inputs)  # also where there is nothing: the passes are collective
+                        for row, fields in part.rows_of(out) if mine else ():
+                            found[mine[row]] |= fields
         return list(found.items())
 
     def score_forward(self, name: str, module_id: str) -> Forward:
@@ -346,10 +348,8 @@ class DeepSpeedLearner(TorchLearner):
     @override(Learner)
     def _log_steps_trained_metrics(self, batch: Any) -> None:
         # RLlib counts the rows of padded batches as steps; the algorithm logs episodes and tokens instead.
-        self.metrics.log_value((ALL_MODULES, "num_env_steps_trained"), batch.env_steps(), reduce="sum")
-        self.metrics.log_value(
-            (ALL_MODULES, "num_env_steps_trained_lifetime"), batch.env_steps(), reduce="lifetime_sum"
-        )
+        for name, reduce in {"num_env_steps_trained": "sum", "num_env_steps_trained_lifetime": "lifetime_sum"}.items():
+            self.metrics.log_value((ALL_MODULES, name), batch.env_steps(), reduce=reduce)
 
     # --- weights and checkpoints ---
 

@@ -34,6 +34,13 @@ def packing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
             [part] = split_into_micro_batches(batch, 64, is_packed=is_packed)
             logps.append(engine(part.model_inputs)["logp"].float())
         difference = (logps[0] - logps[1]).abs().max().item()
+        # With other tokens before them in their rows, sequences must stay as they are, to the last bit.
+        assert part.packing is not None
+        is_first_B = part.packing.start == 0
+        other_BT = torch.where(is_first_B[:, None], (part.batch.tokens + 1) % 7, part.batch.tokens)
+        moved = engine({**part.model_inputs, "tokens": other_BT})["logp"].float()
+        if not torch.equal(moved[~is_first_B], logps[1][~is_first_B]):
+            return "a sequence reads the one before it in its row"
     except (TypeError, ValueError) as error:  # no position_ids, or none that begin anew
         return str(error)
     is_exact = dtype == "float32" and not engine.torch_autocast_enabled()

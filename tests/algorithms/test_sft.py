@@ -163,7 +163,7 @@ def test_a_model_that_does_not_keep_packed_sequences_apart_is_refused_or_given_o
         make_group(make_config(tiny_model, "SFT", packing=True))
     fallen_back = make_group(make_config(tiny_model, "SFT"))
     [fault] = [r.get() for r in fallen_back.foreach_learner(lambda learner: learner.packing_fault)]
-    assert fault.startswith("log-probabilities differ by")
+    assert "reads the one before it" in fault
     assert equal(
         gradient(fallen_back, samples), gradient(make_group(make_config(tiny_model, "SFT", packing=False)), samples)
     )

@@ -111,7 +111,10 @@ def test_the_two_of_a_pair_go_to_one_learner(num_shards):
 
 def test_samples_that_stand_for_themselves_are_dealt_about_evenly():
     samples = make_samples([10, 1, 9, 2, 8, 3])
-    assert deal(samples, 2) == [[0, 4, 3], [2, 5, 1]]  # 10 + 8 + 2 and 9 + 3 + 1 tokens
+    assert deal(samples, 2) == [
+        [0, 5, 3, 1],
+        [2, 4],
+    ]  # the next longest to the lightest: 10 + 3 + 2 + 1 and 9 + 8 tokens
     shards = [data.episodes for data, _ in SampleData(episodes=samples).shard(2)]
     assert shards == [[samples[k] for k in shard] for shard in deal(samples, 2)]
     assert deal(samples[:1], 3) == [[0], [], []]

@@ -324,7 +324,7 @@ class FakeTime:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr("rllm_gym.rollout.play.time", FakeTime)
+    monkeypatch.setattr("rllm_gym.rollout.loop.time", FakeTime)
     monkeypatch.setattr(FakeTime, "now_s", 0.0)
     return FakeTime
 
