@@ -26,16 +26,11 @@ SMALLER = {"engine": "transformers", "groups_per_step": 4, "group_size": 4, "num
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The folder that `rllib` is called in, with the page's package and experiment; forgets what was imported."""
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "__init__.py").touch()
-    (tmp_path / "my_package" / "my_method.py").write_text(METHOD, encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text(EXPERIMENT, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
-        del sys.modules[name]
+def folder(calling_folder) -> Path:
+    """The page's package and experiment."""
+    (calling_folder / "my_package" / "my_method.py").write_text(METHOD, encoding="utf-8")
+    (calling_folder / "mine.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    return calling_folder
 
 
 def test_the_example_is_under_thirty_lines_and_passes_a_dry_run(folder):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium
 import pytest
 from typer.testing import CliRunner
 
@@ -70,19 +69,10 @@ mine:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The folder that `rllib` is called in, with `my_package`; forgets what was imported from it."""
-    (tmp_path / "my_package").mkdir()
-    for name, text in {"my_method": METHOD, "my_engine": ENGINE, "my_env": ENVIRONMENT, "__init__": ""}.items():
-        (tmp_path / "my_package" / f"{name}.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
-    before = dict(gymnasium.registry)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
-        del sys.modules[name]
-    for key in gymnasium.registry.keys() - before.keys():
-        del gymnasium.registry[key]
+def folder(calling_folder) -> Path:
+    for name, text in {"my_method": METHOD, "my_engine": ENGINE, "my_env": ENVIRONMENT}.items():
+        (calling_folder / "my_package" / f"{name}.py").write_text(text)
+    return calling_folder
 
 
 def experiment(folder: Path, **replacements: str) -> Path:
