@@ -44,7 +44,7 @@ class Setting:
 
 
 @dataclass
-class Sampled:
+class Played:
     """An episode as a sampler hands it over: per turn what the environment added, what was sampled, and its logp."""
 
     observations: list[np.ndarray]
@@ -72,17 +72,17 @@ class Measurement:
 # --- the two variants ---
 
 
-def build_learner(setting: Setting, episodes: list[Sampled]) -> Update:
+def build_learner(setting: Setting, episodes: list[Played]) -> Update:
     from gymnasium.spaces import Discrete
     from ray.rllib.core.learner.learner_group import LearnerGroup
     from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.utils.spaces.repeated import Repeated
 
     from rllm_gym.algorithms.grpo import GRPOConfig
-    from rllm_gym.learner.batch import ADVANTAGE, EpisodeData
+    from rllm_gym.learner.batch import SampleData
     from rllm_gym.learner.rl_module import LLMModule
+    from rllm_gym.types import Sample, Turn
 
     config = (
         GRPOConfig()
@@ -93,36 +93,31 @@ def build_learner(setting: Setting, episodes: list[Sampled]) -> Update:
     space = Repeated(Discrete(2), 1)  # the module reads its vocabulary from the model
     spec = RLModuleSpec(LLMModule, space, space, model_config=config._model_config_auto_includes)
     group = LearnerGroup(config=config, module_spec=MultiRLModuleSpec(rl_module_specs={"default_policy": spec}))
-    played = []
-    for sampled in episodes:
-        episode = SingleAgentEpisode(
-            observations=[*sampled.observations, np.zeros(0, np.int64)],
-            actions=sampled.actions,
-            rewards=[0.0] * len(sampled.actions),
-            terminated=True,
-            extra_model_outputs={"action_logp": sampled.logps},
-            len_lookback_buffer=0,
-        )
-        episode.custom_data[ADVANTAGE] = sampled.advantage
-        played.append(episode)
+    samples = []
+    for number, episode in enumerate(episodes):
+        turns = zip(episode.observations, episode.actions, episode.logps, strict=True)
+        sample = Sample.of_turns([Turn(*turn, policy_version=0, env_step=k) for k, turn in enumerate(turns)])
+        sample.episode, sample.advantage = str(number), sample.weight * np.float32(episode.advantage)
+        samples.append(sample)
 
     def update() -> float:
-        results = group.update(training_data=EpisodeData(episodes=played), timesteps={})
+        results = group.update(training_data=SampleData(episodes=samples), timesteps={})
         return float(results[0]["default_policy"]["policy_loss"].peek())
 
     return update
 
 
-def build_plain(setting: Setting, episodes: list[Sampled]) -> Update:
+def build_plain(setting: Setting, episodes: list[Played]) -> Update:
     import torch
     from torch.nn.utils.rnn import pad_sequence
     from transformers import AutoModelForCausalLM
 
-    from rllm_gym.algorithms.functional import clipped_surrogate
+    from rllm_gym.algorithms.functional import clipped_surrogate, probability_ratio
     from rllm_gym.algorithms.grpo import GRPOConfig
     from rllm_gym.models import resolve_base_model
 
     config = GRPOConfig()
+    torch.set_num_threads(config.num_learner_threads)
     lm = AutoModelForCausalLM.from_pretrained(str(resolve_base_model(setting.model)), dtype=torch.float32)
     optimizer = torch.optim.AdamW(
         lm.parameters(), lr=setting.lr, betas=config.adam_betas, weight_decay=config.weight_decay
@@ -139,15 +134,16 @@ def build_plain(setting: Setting, episodes: list[Sampled]) -> Update:
         for part in torch.arange(len(rows)).split(num_rows):
             logits = lm(input_ids=tokens[part], attention_mask=attention[part], use_cache=False).logits
             all_logp = torch.log_softmax(logits[:, :-1], -1)
-            loss = clipped_surrogate(
-                all_logp.gather(-1, tokens[part, 1:, None])[..., 0],
-                old_logp[part, 1:],
-                advantage[part, None],
-                mask[part, 1:],
+            logp, is_sampled = all_logp.gather(-1, tokens[part, 1:, None])[..., 0], mask[part, 1:]
+            ratio = probability_ratio(logp, old_logp[part, 1:], is_sampled)
+            token_loss = clipped_surrogate(
+                ratio,
+                advantage[part, None].expand_as(logp),
+                is_sampled,
                 clip_low=config.clip_low,
                 clip_high=config.clip_high,
-                num_tokens=mask.sum(),
             )
+            loss = token_loss.sum() / mask.sum()
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(lm.parameters(), config.grad_clip)
@@ -160,7 +156,7 @@ def build_plain(setting: Setting, episodes: list[Sampled]) -> Update:
 VARIANTS = {"learner": build_learner, "plain": build_plain}
 
 
-def measure(variant: str, setting: Setting, episodes: list[Sampled]) -> Measurement:
+def measure(variant: str, setting: Setting, episodes: list[Played]) -> Measurement:
     """Build a variant and update it; to be called in a fresh process."""
     update = VARIANTS[variant](setting, episodes)
     resident_mb = resident_memory_mb("VmRSS")
@@ -215,7 +211,7 @@ def make_random_model(folder: str, vocabulary: int) -> None:
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 
-def textcraft_episodes(model: str, num: int, depth: int, seed: int) -> list[Sampled]:
+def textcraft_episodes(model: str, num: int, depth: int, seed: int) -> list[Played]:
     """Play episodes with the expert, in the tokens of the model."""
     import gymnasium
 
@@ -229,7 +225,7 @@ def textcraft_episodes(model: str, num: int, depth: int, seed: int) -> list[Samp
     episodes = []
     for number in range(num):
         observation, _ = env.reset(seed=seed * num + number)
-        episode, is_over = Sampled([], [], [], 0.0), False
+        episode, is_over = Played([], [], [], 0.0), False
         while not is_over:
             episode.observations.append(np.asarray(observation))
             episode.actions.append(np.asarray(encode(env.unwrapped.expert_action())))
@@ -240,18 +236,18 @@ def textcraft_episodes(model: str, num: int, depth: int, seed: int) -> list[Samp
     return episodes
 
 
-def random_episodes(vocabulary: int, num: int, num_tokens: int, num_sampled: int, seed: int) -> list[Sampled]:
+def random_episodes(vocabulary: int, num: int, num_tokens: int, num_sampled: int, seed: int) -> list[Played]:
     rng = np.random.default_rng(seed)
     sizes = num_tokens - num_sampled, num_sampled
     turns = [[rng.integers(0, vocabulary, size) for size in sizes] for _ in range(num)]
-    return [Sampled([observation], [action], [], 0.0) for observation, action in turns]
+    return [Played([observation], [action], [], 0.0) for observation, action in turns]
 
 
-def prepare(args: argparse.Namespace, model: str, seed: int) -> tuple[list[Sampled], int]:
+def prepare(args: argparse.Namespace, model: str, seed: int) -> tuple[list[Played], int]:
     """Return a round's episodes, with advantages and the model's own log-probabilities, and the vocabulary's size."""
     import torch
 
-    from rllm_gym.learner.rl_module import forward_logps, load_language_model
+    from rllm_gym.learner.rl_module import load_language_model, logps_of, read
 
     lm = load_language_model(model, "float32")
     vocabulary = lm.config.vocab_size
@@ -264,7 +260,8 @@ def prepare(args: argparse.Namespace, model: str, seed: int) -> tuple[list[Sampl
         episode.logps = [np.zeros(len(action), np.float32) for action in episode.actions]
         tokens, mask, _ = map(torch.as_tensor, episode.flat())
         with torch.no_grad():
-            logp = forward_logps(lm, tokens[None], mask[None], temperature=1.0)["logp"][0][mask].numpy()
+            batch = {"tokens": tokens[None], "mask": mask[None]}
+            logp = logps_of(lm, read(lm, batch), batch, temperature=1.0)["logp"][0][mask].numpy()
         episode.logps = np.split(logp, np.cumsum([len(action) for action in episode.actions])[:-1])
         episode.advantage = float(rng.normal())
     return episodes, vocabulary
