@@ -115,7 +115,7 @@ def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> Non
     assert checkpoint.training_iteration == read_results(trials(folder)[-1])[-1]["training_iteration"] < 10
 
 
-def test_a_run_has_baseline_and_exported(folder: Path) -> None:
+def test_a_run_is_evaluated_and_exported(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
