@@ -216,7 +216,7 @@ def test_it_learns_the_expert_without_any_env_runner(tiny_model, build):
 
 
 @pytest.mark.parametrize(("num_turns", "least"), [(1, 0.9), (2, 0.4)])
-def test_it_has_baseline_in_the_environment_and_on_held_out_samples(tiny_model, build, num_turns, least):
+def test_it_is_evaluated_in_the_environment_and_on_held_out_samples(tiny_model, build, num_turns, least):
     options = {"env_config": {"num_turns": num_turns}, "evaluation_interval": 30, "evaluation_splits": ["train"]}
     algo = build(offline_config(SFTConfig(), tiny_model, **options))
     for _ in range(30):
