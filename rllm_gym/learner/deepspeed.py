@@ -265,11 +265,11 @@ class DeepSpeedLearner(TorchLearner):
         for module_id in self.policy_ids:
             mine = [index for index in found if samples[index].module == module_id]
             batch = Batch.from_mapping(collate([samples[index] for index in mine]), self._device)
-            for name in names:
-                forward = self.score_forward(name, module_id)
-                # Cut as the update cuts, so that the first pass meets the same numbers.
-                for minibatch in batch.minibatches(self.config.num_minibatches):
-                    for part in self.micro_batches(module_id, minibatch):
+            forwards = [self.score_forward(name, module_id) for name in names]
+            # Cut as the update cuts, so that the first pass meets the same numbers.
+            for minibatch in batch.minibatches(self.config.num_minibatches):
+                for part in self.micro_batches(module_id, minibatch):
+                    for forward in forwards:
                         out = forward(part.model_inputs)  # also where there is nothing: the passes are collective
                         for row, fields in part.rows_of(out) if mine else ():
                             found[mine[row]] |= fields
