@@ -169,7 +169,7 @@ def test_a_generation_that_was_killed_twice_is_looked_for_in_all_its_trials(tmp_
     algo = object.__new__(AgentEvol)
     algo._storage, algo._logdir = None, str(tmp_path / "third")
     algo._earlier_path = str(tmp_path / "first" / "trajectories")
-    assert [path.parent.name for path in algo._stores()] == ["first", "second", "third"]
+    assert [path.parent.name for path in algo._trajectory_folders()] == ["first", "second", "third"]
 
 
 @pytest.mark.parametrize(
