@@ -20,10 +20,10 @@ THREADS = (1, 2)
 
 def train(threads: int, steps: int) -> dict[str, list[float]]:
     """Return the seconds of each part of the train steps."""
+    import ray
+
     from rllm_gym.algorithms.registry import get_algorithm_class
     from rllm_gym.cli.source import read_yaml
-
-    import ray
 
     document, _ = read_yaml(QUICKSTART)
     [quickstart] = document.values()

@@ -14,13 +14,14 @@ from ray import tune
 from rich.console import Console
 
 from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, read_results, write_origin
-from rllm_gym.cli.check import Checked, flat_keys
+from rllm_gym.cli.check import Checked
 from rllm_gym.cli.dry_run import bundles_per_trial
 from rllm_gym.cli.memory_meter import MemoryMeter
 from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
 from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
+from rllm_gym.cli.written import flat_keys
 from rllm_gym.errors import ConfigError
 
 ERROR_LINES = 15

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,12 +28,7 @@ LOCAL_ENV = {"RAY_AUTH_MODE": "disabled"}  # a cluster decides for itself
 
 
 def prepare_driver(address: str | None) -> None:
-    """Set Ray's environment variables and quieten its loggers; call it before anything else imports ray.
-
-    Modules in the present folder are found, too; in Ray's workers they are in any case.
-    """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    """Set Ray's environment variables and quieten its loggers; call it before anything else imports ray."""
     for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
         os.environ.setdefault(name, value)
     import ray.rllib

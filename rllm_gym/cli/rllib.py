@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.common import errors_in_one_line, find_own_modules
 from rllm_gym.cli.examples import examples, find_example
 from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
 
@@ -86,12 +86,15 @@ def train_options(
 def _train(
     experiment: Experiment, resume: bool, dry_run: bool, ray_address: str | None, storage_path: Path, verbose: bool
 ) -> None:
+    from rllm_gym.cli.written import check_written
+
+    written = check_written(experiment)
     from rllm_gym.cli.ray_session import prepare_driver
 
     prepare_driver(ray_address)
     from rllm_gym.cli.check import check_experiment
 
-    checked = check_experiment(experiment, allow_lookup=not dry_run)
+    checked = check_experiment(experiment, written, allow_lookup=not dry_run)
     if dry_run:
         from rllm_gym.cli.dry_run import dry_run_report
 
@@ -152,6 +155,7 @@ def evaluate(
 
 
 def main() -> None:
+    find_own_modules()
     app()
 
 
