@@ -54,6 +54,7 @@ class LLMConfig(StrictConfig):
         self.groups_per_step: int = 8
         self.group_size: int = 8
         self.num_env_workers: int = 0
+        self.env_timeout_s: float = 120.0
         self.episode_timeout_s: float | None = None
         self.max_episode_retries: int = 1
         self.max_failed_fraction: float = 0.1
@@ -148,6 +149,7 @@ class LLMConfig(StrictConfig):
         groups_per_step: int = NotProvided,
         group_size: int = NotProvided,
         num_env_workers: int = NotProvided,
+        env_timeout_s: float = NotProvided,
         episode_timeout_s: float | None = NotProvided,
         max_episode_retries: int = NotProvided,
         max_failed_fraction: float = NotProvided,
@@ -166,8 +168,10 @@ class LLMConfig(StrictConfig):
             temperature, top_p, top_k: of sampling; `top_k` 0 means all. Training uses the same temperature.
             groups_per_step: tasks per train step.
             group_size: episodes per task.
-            num_env_workers: threads that step the environments while the engine decodes; 0 steps them in line and in a
-                fixed order, which makes seeded runs repeat bit for bit and is best for cheap environments.
+            num_env_workers: threads that step the environments while the engine decodes; with 0 there is one, which is
+                waited for in a fixed order: seeded runs repeat bit for bit, and cheap environments are fastest so.
+            env_timeout_s: wall seconds that a call into an environment (making, resetting, stepping, closing it) may
+                take; then the environment is abandoned and replaced, and its episode has failed.
             episode_timeout_s: wall seconds after which an episode has failed; None never.
             max_episode_retries: how often a failed episode begins again, on a fresh environment, before it is dropped.
             max_failed_fraction: share of a train step's episodes that may fail before the run stops.
@@ -188,6 +192,7 @@ class LLMConfig(StrictConfig):
             groups_per_step=groups_per_step,
             group_size=group_size,
             num_env_workers=num_env_workers,
+            env_timeout_s=env_timeout_s,
             episode_timeout_s=episode_timeout_s,
             max_episode_retries=max_episode_retries,
             max_failed_fraction=max_failed_fraction,
@@ -373,6 +378,7 @@ class LLMConfig(StrictConfig):
             num_learners=0,
             skip_non_finite_steps=0,
         )
+        self._check_seconds("env_timeout_s")
         self._check_one_of(packing=("auto", True, False), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
         check_engine(self.engine, self.engine_options)
         if self.max_new_tokens >= self.max_model_len:

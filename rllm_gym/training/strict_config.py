@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -52,6 +53,13 @@ class StrictConfig(AlgorithmConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= bound:
                 raise ConfigError(f"{type(self).__name__}: {name} must be a number of at least {bound}; got {value!r}.")
+
+    def _check_seconds(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ConfigError(
+                f"{type(self).__name__}: {name} must be a finite number of seconds above 0; got {value!r}."
+            )
 
     def _check_one_of(self, **choices: Sequence[Any]) -> None:
         for name, allowed in choices.items():
