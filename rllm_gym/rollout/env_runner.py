@@ -88,6 +88,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             num_env_workers=config.num_env_workers,
             params=config.sampling_params,
             max_model_len=config.max_model_len,
+            env_timeout_s=config.env_timeout_s,
             episode_timeout_s=config.episode_timeout_s,
             max_retries=config.max_episode_retries,
         )
