@@ -196,6 +196,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
         for episode in [episode for group in finished for episode in group.episodes]:
+            episode.num_role_markers = sum(
+                self.chat.count_role_markers(message["content"])
+                for stream in episode.streams.values()
+                for message in stream.messages
+                if message["role"] == "user"
+            )
             self._call_back(episode)
             self.num_env_steps_sampled_lifetime += episode.num_env_steps
         give_back_freed_memory()
