@@ -38,6 +38,8 @@ PRIVATE = [
     "ray.rllib.core.learner.torch.torch_learner:TorchLearner._uncompiled_update",
     "ray.rllib.core.rl_module.rl_module:RLModule._forward",
     "ray.rllib.core.rl_module.rl_module:RLModule._forward_train",
+    "ray.tune.logger.logger:LoggerCallback._restore_from_remote",
+    "ray.tune.logger.tensorboardx:TBXLoggerCallback._summary_writer_cls",
     "ray.tune.registry:_global_registry",
     "ray.tune.trainable.trainable:Trainable._storage",
     "vllm.v1.engine.core_client:InprocClient._finalizer",

@@ -27,9 +27,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the res
 RayAddress = Annotated[
     str | None, typer.Option(envvar="RAY_ADDRESS", help="Join a running Ray cluster: auto, or host:port.")
 ]
-Runs = Annotated[Path, typer.Option("--storage-path", help="Folder of all runs.")]
+Runs = Annotated[str, typer.Option("--storage-path", help="Folder of all runs, or an address: s3://bucket/runs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray and its workers log.")]
-RUNS = Path("runs")
+RUNS = "runs"
 
 
 @train_app.command("file")
@@ -84,7 +84,7 @@ def train_options(
 
 
 def _train(
-    experiment: Experiment, resume: bool, dry_run: bool, ray_address: str | None, storage_path: Path, verbose: bool
+    experiment: Experiment, resume: bool, dry_run: bool, ray_address: str | None, storage_path: str, verbose: bool
 ) -> None:
     from rllm_gym.cli.ray_session import prepare_driver
 
@@ -103,7 +103,7 @@ def _train(
 
     # An address in the environment would make ray.init() join that cluster also where none is wanted.
     os.environ.pop("RAY_ADDRESS", None)
-    code = train(checked, runs=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console())
+    code = train(checked, storage=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console())
     if code:
         raise typer.Exit(code)
 
