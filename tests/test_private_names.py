@@ -22,6 +22,7 @@ LIBRARIES = ("deepspeed", "peft", "py4j", "ray", "torch", "transformers", "vllm"
 PRIVATE = [
     "py4j.java_gateway:GatewayClient._get_connection",
     "py4j.java_gateway:GatewayClient._give_back_connection",
+    "ray._private.services:canonicalize_bootstrap_address",
     "ray.rllib.algorithms.algorithm:Algorithm._get_env_id_and_creator",
     "ray.rllib.algorithms.algorithm:Algorithm._make_on_env_runners_recreated_callbacks",
     "ray.rllib.algorithms.algorithm:Algorithm._should_create_evaluation_env_runners",

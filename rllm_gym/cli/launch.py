@@ -22,7 +22,8 @@ from rllm_gym.cli.dry_run import bundles_per_trial
 from rllm_gym.cli.memory_meter import MemoryMeter
 from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
-from rllm_gym.cli.result_files import CheckpointSync, is_remote, result_writers
+from rllm_gym.cli.result_files import CheckpointSync, result_writers
+from rllm_gym.cli.storage import is_remote
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
 from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.errors import ConfigError, StorageError

@@ -15,6 +15,7 @@ from ray.tune import Callback
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback, TBXLoggerCallback
 
 from rllm_gym.checkpoints import force_to_disk
+from rllm_gym.cli.storage import is_remote
 from rllm_gym.errors import StorageError
 
 
@@ -103,11 +104,6 @@ class CheckpointSync(Callback):
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
         if checkpoint.filesystem.type_name == "local":
             force_to_disk(Path(checkpoint.path))
-
-
-def is_remote(storage: str) -> bool:
-    """Return whether a storage path is an address, such as s3://bucket/runs, and no folder."""
-    return "://" in storage
 
 
 def result_writers(storage: str) -> list[LoggerCallback]:

@@ -11,6 +11,9 @@ import typer
 from rllm_gym.cli.common import errors_in_one_line
 from rllm_gym.cli.examples import examples, find_example
 from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
+from rllm_gym.cli.ray_session import prepare_driver
+from rllm_gym.cli.scratch import temporary_folder
+from rllm_gym.cli.storage import check_storage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,8 +89,7 @@ def train_options(
 def _train(
     experiment: Experiment, resume: bool, dry_run: bool, ray_address: str | None, storage_path: str, verbose: bool
 ) -> None:
-    from rllm_gym.cli.ray_session import prepare_driver
-
+    check_storage(storage_path, experiment.name)
     prepare_driver(ray_address)
     from rllm_gym.cli.check import check_experiment
 
@@ -101,11 +103,12 @@ def _train(
 
     from rllm_gym.cli.launch import train
 
-    # An address in the environment would make ray.init() join that cluster also where none is wanted.
-    os.environ.pop("RAY_ADDRESS", None)
-    code = train(checked, storage=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console())
-    if code:
-        raise typer.Exit(code)
+    with temporary_folder(has_own_ray=ray_address is None):
+        code = train(
+            checked, storage=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console()
+        )
+        if code:
+            raise typer.Exit(code)
 
 
 @app.command()
@@ -126,29 +129,28 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint: success rate with its interval, by category."""
     from rllm_gym.checkpoints import resolve_checkpoint
-    from rllm_gym.cli.ray_session import prepare_driver
 
     with errors_in_one_line():
         path = resolve_checkpoint(checkpoint).absolute()
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)
-        os.environ.pop("RAY_ADDRESS", None)
         from rllm_gym.cli.evaluation import evaluate_and_print
 
-        evaluate_and_print(
-            path,
-            env=env,
-            env_config=env_config,
-            split=split,
-            num_episodes=episodes,
-            seed=seed,
-            horizon=horizon,
-            greedy=greedy,
-            out=out,
-            address=ray_address,
-            verbose=verbose,
-        )
+        with temporary_folder(has_own_ray=ray_address is None):
+            evaluate_and_print(
+                path,
+                env=env,
+                env_config=env_config,
+                split=split,
+                num_episodes=episodes,
+                seed=seed,
+                horizon=horizon,
+                greedy=greedy,
+                out=out,
+                address=ray_address,
+                verbose=verbose,
+            )
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ def _read_shards(path: str | Path, shards: list[Path]) -> Iterator[tuple[Path, E
     num_read, damage = 0, []
     played_again = _played_again(shards)
     for shard in shards:
-        again = played_again.get(_trial_of(shard), frozenset())
+        again = played_again.get(_trial_of(shard), set())
         for number, line in _lines_of(shard):
             if again and _episode_key(line) in again:  # None is in none
                 continue

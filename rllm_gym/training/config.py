@@ -347,6 +347,7 @@ class LLMConfig(StrictConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        self._check_finite()
         callbacks: list[type] = force_list(self.callbacks_class)
         if ScalingInter not in callbacks:
             self.callbacks(callbacks_class=[ScalingInter, *callbacks])
@@ -372,7 +373,17 @@ class LLMConfig(StrictConfig):
             max_failed_fraction=0,
             num_learners=0,
             skip_non_finite_steps=0,
+            evaluation_seed=0,
+            top_k=0,
+            weight_decay=0,
         )
+        for name, least in {"seed": 0, "evaluation_horizon": 1}.items():
+            if getattr(self, name) is not None:
+                self._check_at_least(**{name: least})
+        if self.episode_timeout_s is not None and not self.episode_timeout_s > 0:
+            raise ConfigError(f"{who}: episode_timeout_s must be above 0, or null; got {self.episode_timeout_s!r}.")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"{who}: top_p must be above 0 and at most 1; got {self.top_p!r}.")
         self._check_one_of(packing=("auto", True, False), dtype=DTYPES, zero_stage=(0, 1, 2, 3))
         check_engine(self.engine, self.engine_options)
         if self.max_new_tokens >= self.max_model_len:
@@ -380,7 +391,7 @@ class LLMConfig(StrictConfig):
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "
                 f"{self.max_new_tokens} and {self.max_model_len}. Raise max_model_len."
             )
-        if isinstance(self.lr, bool) or not isinstance(self.lr, (int, float)) or not 0 <= self.lr < float("inf"):
+        if isinstance(self.lr, bool) or not isinstance(self.lr, (int, float)) or not self.lr >= 0:
             raise ConfigError(
                 f"{who}: lr must be a number of at least 0; got {self.lr!r}. For a schedule set deepspeed: "
                 f"{{scheduler: {{type: WarmupLR, ...}}}}."

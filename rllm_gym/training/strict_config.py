@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -53,6 +54,12 @@ class StrictConfig(AlgorithmConfig):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= bound:
                 raise ConfigError(f"{type(self).__name__}: {name} must be a number of at least {bound}; got {value!r}.")
 
+    def _check_finite(self) -> None:
+        """Refuse NaN and infinity in every option; what `env_config` holds means what the environment says."""
+        for name, value in vars(self).items():
+            if name != "env_config" and not name.startswith("_") and _holds_non_finite(value):
+                raise ConfigError(f"{type(self).__name__}: {name} must be finite; got {value!r}. Give a number.")
+
     def _check_one_of(self, **choices: Sequence[Any]) -> None:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -60,3 +67,11 @@ class StrictConfig(AlgorithmConfig):
                 raise ConfigError(
                     f"{type(self).__name__}: {name} must be one of {listed}; got {getattr(self, name)!r}."
                 )
+
+
+def _holds_non_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_non_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_non_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rllm_gym.cli.rllib import app
+from rllm_gym.errors import ConfigError
 
 GOOD = """\
 quick:
@@ -42,6 +43,29 @@ def faults(tmp_path: Path, text: str) -> list[str]:
 def test_the_good_file_passes(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD)
     assert dry_run(tmp_path / "x.yaml").exit_code == 0
+
+
+@pytest.mark.timeout(60)
+def test_yaml_that_grows_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 12)]
+    [line] = faults(tmp_path, "\n".join(lines))
+    assert line == "x.yaml:1: not YAML: it holds more than 100,000 values, aliases resolved."
+    [line] = faults(tmp_path, f"a: {'[' * 20_000}")
+    assert line == "x.yaml: not YAML: it is nested too deeply."
+    result = dry_run(Path("/dev/zero"))
+    assert (result.exit_code, result.stderr) == (
+        2, "/dev/zero: cannot be read: an experiment must be smaller than 4,194,304 bytes.\n",
+    )  # fmt: skip
+
+
+def test_nan_is_refused_in_python_as_in_yaml() -> None:
+    from rllm_gym.algorithms import GRPOConfig
+
+    for options in ({"temperature": float("nan")}, {"engine_options": {"swap_space": [float("inf")]}}):
+        [name] = options
+        with pytest.raises(ConfigError, match=f"GRPOConfig: {name} must be finite; got "):
+            GRPOConfig().environment("rllm_gym/TextCraft-v0").env_runners(**options).validate()
 
 
 def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
@@ -85,6 +109,57 @@ CASES = {
         "groups_per_step: 2",
         "temperature: '1.0'",
         "x.yaml:8: config.temperature must be a number; got '1.0'.",
+    ),
+    "seed below 0": (
+        "groups_per_step: 2",
+        "seed: -1",
+        "x.yaml:8: GRPOConfig: seed must be a number of at least 0; got -1.",
+    ),
+    "time-out below 0": (
+        "groups_per_step: 2",
+        "episode_timeout_s: -1",
+        "x.yaml:8: GRPOConfig: episode_timeout_s must be above 0, or null; got -1.",
+    ),
+    "top_p of 0": (
+        "groups_per_step: 2",
+        "top_p: 0.0",
+        "x.yaml:8: GRPOConfig: top_p must be above 0 and at most 1; got 0.0.",
+    ),
+    "infinite temperature": (
+        "groups_per_step: 2",
+        "temperature: .inf",
+        "x.yaml:8: config.temperature must be a finite number; got inf.",
+    ),
+    "NaN inside an option": (
+        "groups_per_step: 2",
+        "deepspeed:\n      zero_optimization:\n        reduce_bucket_size: .nan",
+        "x.yaml:10: config.deepspeed.zero_optimization.reduce_bucket_size must be a finite number; got nan.",
+    ),
+    "NaN in a sweep": (
+        "groups_per_step: 2",
+        "lr: {grid_search: [1e-4, .nan]}",
+        "x.yaml:8: config.lr.grid_search.1 must be a finite number; got nan.",
+    ),
+    "a stop that is never met": (
+        "{training_iteration: 10}",
+        "{training_iteration: .inf}",
+        "x.yaml:4: stop.training_iteration must be a finite number; got inf.",
+    ),
+    "NUL byte in a path": (
+        "{depth: 1}",
+        '{item_ids: "a\\0b"}',
+        "x.yaml:7: a text cannot hold a NUL character; got 'a\\x00b'. Leave it out.",
+    ),
+    "NUL byte in the file": (
+        "groups_per_step: 2",
+        "groups_per_step: \0",
+        "x.yaml:8: not YAML: the character #x0000 cannot stand here.",
+    ),
+    "item ids of a device": (
+        "{depth: 1}",
+        "{item_ids: /dev/zero}",
+        "x.yaml:7: TextCraftEnv: item_ids must be a list of ids, or a JSON or JSON Lines file that holds some; got "
+        "'/dev/zero', which cannot be read (it is no regular file). Correct it.",
     ),
     "learning rate below 0": (
         "groups_per_step: 2",
