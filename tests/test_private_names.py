@@ -22,7 +22,6 @@ LIBRARIES = ("deepspeed", "peft", "py4j", "ray", "torch", "transformers", "vllm"
 PRIVATE = [
     "py4j.java_gateway:GatewayClient._get_connection",
     "py4j.java_gateway:GatewayClient._give_back_connection",
-    "ray._private.services:canonicalize_bootstrap_address",
     "ray.rllib.algorithms.algorithm:Algorithm._get_env_id_and_creator",
     "ray.rllib.algorithms.algorithm:Algorithm._make_on_env_runners_recreated_callbacks",
     "ray.rllib.algorithms.algorithm:Algorithm._should_create_evaluation_env_runners",
@@ -56,6 +55,7 @@ UNDOCUMENTED = [
     "peft.tuners.lora.layer:LoraLayer.lora_A",
     "peft.tuners.lora.layer:LoraLayer.lora_B",
     "peft.tuners.lora.layer:LoraLayer.scaling",
+    "ray._private.services:canonicalize_bootstrap_address",
     "vllm.v1.engine.core:EngineCore.model_executor",
     "vllm.v1.engine.core:EngineCore.scheduler",
     "vllm.v1.engine.core_client:InprocClient.engine_core",

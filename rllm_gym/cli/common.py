@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import typer
 
-from rllm_gym.errors import ConfigError, StorageError
+from rllm_gym.errors import ConfigError, RllmGymError
 
 FAILED = 1
 BAD_INPUT = 2
@@ -17,13 +17,13 @@ INTERRUPTED = 130
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Print without a traceback the caller's mistakes, and exit with code 2; a full or lost disk, with code 1."""
+    """Print the caller's mistakes without a traceback and exit with code 2; with code 1 what fails on its own."""
     try:
         yield
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from error
-    except StorageError as error:
+    except RllmGymError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt as error:

@@ -30,6 +30,7 @@ from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15
 STORAGE_ERROR = f"{StorageError.__module__}.{StorageError.__qualname__}: "
+NO_FOLDER = "Unable to set up cluster storage"  # what Ray says where its mark in the run's folder is missing
 NO_STORAGE = re.compile(rf"^{re.escape(STORAGE_ERROR)}|No space left on device|Disk quota exceeded")
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)(:|$)")
 
@@ -135,12 +136,20 @@ def train(checked: Checked, *, storage: str, resume: bool, address: str | None, 
                 raise_on_failed_trial=False,
                 verbose=0,
             )
+        failed = [trial for trial in analysis.trials if trial.status == "ERROR"]
+        for trial in failed:  # while Ray runs, since Tune's copy of the error lies in its folder
+            say(describe_error(Path(trial.path), trial.error_file))
+    if used := memory.describe():
+        say(f"memory        {used}")
     if is_remote(storage):
-        return _conclude_remote(analysis.trials, console, was_asked=stopper.is_asked)
+        for trial in analysis.trials:
+            say(f"results       {trial.path}")
+        return FAILED if failed else 0
     try:
-        return _conclude(run, analysis.trials, console, was_asked=stopper.is_asked, memory=memory)
+        _conclude(run, analysis.trials, say, was_asked=stopper.is_asked)
     except OSError as error:
         raise StorageError(f"summary: cannot be written into {run}: {error.strerror or error}.") from error
+    return FAILED if failed else 0
 
 
 @contextlib.contextmanager
@@ -202,14 +211,9 @@ def ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator
             signal.signal(number, handler)
 
 
-def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool, memory: MemoryMeter) -> int:
-    """Write the summary and the curve, say where everything lies, and return the exit code."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+def _conclude(run: Path, trials: list[Any], say: Callable[[str], None], *, was_asked: bool) -> None:
+    """Write the summary and the curve, and say where everything lies."""
     folders = [Path(trial.path) for trial in trials]
-    failed = _say_errors(trials, say)
     summary = write_summary(run, folders)
     curve = draw_curve(run, folders)
     checkpoints = [newest_checkpoint(folder) for folder in folders]
@@ -220,35 +224,12 @@ def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool
         say(f"TensorBoard   tensorboard --logdir {folder}")
         if (folder / "trajectories").is_dir():
             say(f"trajectories  {folder / 'trajectories'}")
-    if used := memory.describe():
-        say(f"memory        {used}")
     if curve:
         say(f"curve         {curve}")
     if summary:
         say(f"summary       {run / SUMMARY}")
         for one in summary.get("trials", [summary]):
             say(describe_summary(one))
-    return FAILED if failed else 0
-
-
-def _conclude_remote(trials: list[Any], console: Console, *, was_asked: bool) -> int:
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    failed = _say_errors(trials, say)
-    if was_asked:
-        say("ended as asked")
-    for trial in trials:
-        say(f"results       {trial.path}")
-    return FAILED if failed else 0
-
-
-def _say_errors(trials: list[Any], say: Callable[[str], None]) -> int:
-    """Say what failed, and return how many trials."""
-    failed = [trial for trial in trials if trial.status == "ERROR"]
-    for trial in failed:
-        say(describe_error(Path(trial.path), trial.error_file))
-    return len(failed)
 
 
 def describe_summary(summary: dict[str, Any]) -> str:
@@ -271,13 +252,20 @@ def describe_error(folder: Path, staged: str | None = None) -> str:
         folder: the trial's.
         staged: Tune's first copy of `error.txt`, which is there also when the folder takes no file.
     """
-    file = next((file for file in (folder / "error.txt", Path(staged or folder)) if file.is_file()), None)
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip(" ^~")] if file else []
+    # Tune's copy first: what it took from there to a full disk is cut.
+    file = next((file for file in (Path(staged or folder), folder / "error.txt") if file.is_file()), None)
+    text = file.read_text(encoding="utf-8") if file else ""
+    lines = [line for line in text.splitlines() if line.strip(" ^~")]
     if not lines:
         return f"a trial failed; its folder is {folder}"
+    if any(NO_FOLDER in line for line in lines):
+        return (
+            f"failed: results: must be stored, and {folder} was deleted, or is not on every node. Give a folder that "
+            "stays and that all nodes see, and go on with --resume."
+        )
     # The message may have several lines: it begins at the last line that is not indented and names an exception.
     start = next((k for k in range(len(lines) - 1, -1, -1) if EXCEPTION.match(lines[k])), len(lines) - 1)
     if NO_STORAGE.search(lines[start]):
         return f"failed: {lines[start].removeprefix(STORAGE_ERROR)}"
     tail = "\n".join(f"    {line}" for line in lines[-ERROR_LINES:])
-    return f"failed: {lines[start]}\n{tail}\nthe whole error is in {file}"
+    return f"failed: {lines[start]}\n{tail}\nthe whole error is in {folder / 'error.txt'}"

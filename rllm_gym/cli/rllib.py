@@ -14,6 +14,7 @@ from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_ex
 from rllm_gym.cli.ray_session import prepare_driver
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.cli.storage import check_storage
+from rllm_gym.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +27,10 @@ app.add_typer(train_app, name="train")
 app.command()(examples)
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the resolved configuration, then end.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check, reset each environment once, print the resolved configuration.")
+]
+NoReset = Annotated[bool, typer.Option("--no-reset", help="With --dry-run: do not reset the environments.")]
 RayAddress = Annotated[
     str | None, typer.Option(envvar="RAY_ADDRESS", help="Join a running Ray cluster: auto, or host:port.")
 ]
@@ -40,13 +44,14 @@ def train_file(
     path: Annotated[Path, typer.Argument(help="A YAML file, or the name of a shipped example (see `rllib examples`).")],
     resume: Resume = False,
     dry_run: DryRun = False,
+    no_reset: NoReset = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
     verbose: Verbose = False,
 ) -> None:
     """Train the experiment in a YAML file."""
     with errors_in_one_line():
-        _train(read_experiment(find_example(path)), resume, dry_run, ray_address, storage_path, verbose)
+        _train(read_experiment(find_example(path)), resume, dry_run, no_reset, ray_address, storage_path, verbose)
 
 
 @train_app.callback()
@@ -62,6 +67,7 @@ def train_options(
     name: Annotated[str | None, typer.Option(help="Name of the run; default: algorithm and environment.")] = None,
     resume: Resume = False,
     dry_run: DryRun = False,
+    no_reset: NoReset = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
     verbose: Verbose = False,
@@ -83,12 +89,20 @@ def train_options(
             scheduler=scheduler,
             name=name,
         )
-        _train(experiment, resume, dry_run, ray_address, storage_path, verbose)
+        _train(experiment, resume, dry_run, no_reset, ray_address, storage_path, verbose)
 
 
 def _train(
-    experiment: Experiment, resume: bool, dry_run: bool, ray_address: str | None, storage_path: str, verbose: bool
+    experiment: Experiment,
+    resume: bool,
+    dry_run: bool,
+    no_reset: bool,
+    ray_address: str | None,
+    storage_path: str,
+    verbose: bool,
 ) -> None:
+    if no_reset and not dry_run:
+        raise ConfigError("--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.")
     check_storage(storage_path, experiment.name)
     prepare_driver(ray_address)
     from rllm_gym.cli.check import check_experiment
@@ -96,8 +110,11 @@ def _train(
     checked = check_experiment(experiment, allow_lookup=not dry_run)
     if dry_run:
         from rllm_gym.cli.dry_run import dry_run_report
+        from rllm_gym.cli.preview import preview
 
-        typer.echo(dry_run_report(checked), nl=False)
+        with temporary_folder(has_own_ray=True):
+            found = preview(checked, address=ray_address, with_reset=not no_reset)
+        typer.echo(dry_run_report(checked, found), nl=False)
         return
     from rich.console import Console
 

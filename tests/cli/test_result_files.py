@@ -102,10 +102,19 @@ def test_what_tune_makes_of_a_storage_error_is_taken_out_of_it() -> None:
     ("error", "line"),
     [
         ("rllm_gym.errors.StorageError: TrajectoryWriter: gone", "failed: TrajectoryWriter: gone"),
+        (
+            "RuntimeError: Unable to set up cluster storage with the following settings:\nStorageContext<\n  ...>",
+            "failed: results: must be stored, and {folder} was deleted, or is not on every node. Give a folder that "
+            "stays and that all nodes see, and go on with --resume.",
+        ),
         ("OSError: [Errno 28] No space left on device", "failed: OSError: [Errno 28] No space left on device"),
     ],
 )
 def test_a_trial_without_storage_fails_in_one_line(tmp_path: Path, error: str, line: str) -> None:
     staged = tmp_path / "staged.txt"
     staged.write_text(f"Failure # 1\nTraceback (most recent call last):\n  File x\n    y\n{error}\n")
-    assert describe_error(tmp_path / "deleted", str(staged)) == line
+    folder = tmp_path / "kept"
+    assert describe_error(folder, str(staged)) == line.format(folder=folder)
+    folder.mkdir()
+    (folder / "error.txt").touch()  # as Tune leaves it on a full disk
+    assert describe_error(folder, str(staged)) == line.format(folder=folder)

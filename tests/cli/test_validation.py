@@ -25,7 +25,7 @@ quick:
 
 
 def dry_run(path: Path) -> Result:
-    return CliRunner().invoke(app, ["train", "file", str(path), "--dry-run"])
+    return CliRunner().invoke(app, ["train", "file", str(path), "--dry-run", "--no-reset"])
 
 
 def faults(tmp_path: Path, text: str) -> list[str]:
@@ -72,7 +72,7 @@ def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD.replace("groups_per_step: 2", "engine_options: {enforce_eager: true}"))
     # A process of its own: what vLLM prints it prints once, when it is imported.
-    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), "--dry-run"]
+    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), "--dry-run", "--no-reset"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -516,7 +516,17 @@ def test_what_is_no_experiment_is_one_line(text: str, tmp_path: Path) -> None:
 
 def test_options_make_the_same_experiment_as_a_file(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD)
-    arguments = ["train", "--algo", "GRPO", "--env", "rllm_gym:rllm_gym/TextCraft-v0", "--name", "quick", "--dry-run"]
+    arguments = [
+        "train",
+        "--algo",
+        "GRPO",
+        "--env",
+        "rllm_gym:rllm_gym/TextCraft-v0",
+        "--name",
+        "quick",
+        "--dry-run",
+        "--no-reset",
+    ]
     arguments += ["--stop", '{"training_iteration": 10}']
     arguments += ["--config", '{"base_model": "tiny", "env_config": {"depth": 1}, "groups_per_step": 2}']
     by_options = CliRunner().invoke(app, arguments)
