@@ -15,6 +15,7 @@ from rllm_gym.errors import ConfigError, nearest
 
 SPLITS = ("train", "eval", "all")
 RESERVED_SPLITS = ("all", "env_runners")  # every item; and all splits' metrics together, in RLlib's results
+MAX_ITEM_BYTES = 1 << 28  # of a file of item ids
 MAX_TEXT_CHARS = 1 << 16  # longest text of an environment; web pages and long documents are cut by their environments
 
 # A list of item ids, or the path of a file with some.
@@ -308,13 +309,21 @@ class TextEnv(gymnasium.Env[str, str]):
         rows: Any = item_ids
         if isinstance(item_ids, (str, Path)):
             try:
-                text = Path(item_ids).expanduser().read_text(encoding="utf-8-sig").strip()
+                text = _text_of(Path(item_ids).expanduser()).strip()
                 lines = filter(str.strip, text.split("\n"))
                 rows = json.loads(text if text.startswith("[") else f"[{','.join(lines)}]")
-            except (OSError, ValueError) as e:
+            except (OSError, ValueError, RecursionError) as e:
                 raise ConfigError(
                     f"{self._who}: {rule}; got {str(item_ids)!r}, which cannot be read ({e}). Correct it."
                 ) from e
         if not isinstance(rows, Sequence | np.ndarray) or isinstance(rows, str):
             raise ConfigError(f"{self._who}: {rule}; got {item_ids!r} ({type(rows).__name__}). Correct it.")
         return [row.get("item_id", row) if isinstance(row, dict) else row for row in rows]
+
+
+def _text_of(file: Path) -> str:
+    if file.exists() and not file.is_file():
+        raise OSError("it is no regular file")
+    if file.stat().st_size > MAX_ITEM_BYTES:
+        raise OSError(f"it has more than {MAX_ITEM_BYTES:,} bytes")
+    return file.read_text(encoding="utf-8-sig")

@@ -1,20 +1,24 @@
-"""Finds runs, trials and their newest complete checkpoints under `runs/<experiment>/<trial>/checkpoint_*`."""
+"""Seals checkpoints, and finds runs, trials and their newest whole ones, `runs/<experiment>/<trial>/checkpoint_*`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.lineage import RESUMED_FROM, read_origin
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULTS = "result.json"
-RESUMED_FROM = "resumed_from.json"
 RLLIB_FILE = "rllib_checkpoint.json"  # in every checkpoint that RLlib writes
 
 
@@ -32,23 +36,63 @@ class CheckpointInfo:
 
 
 def write_manifest(path: Path, *, training_iteration: int) -> None:
-    """Seal a checkpoint: list its files with their sizes. What has no manifest, or lacks a listed file, is torn."""
-    files = {str(file.relative_to(path)): file.stat().st_size for file in _files(path)}
+    """Seal a checkpoint: list its files with their sizes and checksums, and force all of it to the disk.
+
+    What has no manifest, or lacks a listed file, is torn.
+    """
+    files = {
+        str(file.relative_to(path)): {"size": file.stat().st_size, "sha256": _checksum(file)} for file in _files(path)
+    }
     content = {"training_iteration": training_iteration, "saved_at": time.time(), "files": files}
     scratch = path / f".{MANIFEST}.{os.getpid()}"
     scratch.write_text(json.dumps(content), encoding="utf-8")
     os.replace(scratch, path / MANIFEST)
+    force_to_disk(path)
+
+
+def force_to_disk(path: Path) -> None:
+    """Force a folder with all that is in it to the disk, so that a power failure leaves it whole."""
+    for part in (*path.rglob("*"), path, path.parent):
+        fd = os.open(part, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def read_checkpoint(path: Path) -> CheckpointInfo | None:
     """Return the checkpoint in a folder, or None if it is torn or has no manifest."""
     try:
         content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if any((path / name).stat().st_size != size for name, size in content["files"].items()):
+        if any((path / name).stat().st_size != file["size"] for name, file in content["files"].items()):
             return None
         return CheckpointInfo(path, int(content["training_iteration"]), float(content["saved_at"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def damage_of(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint's files, which are all read for it; None where they are as written."""
+    if read_checkpoint(path) is None:
+        return "a file is missing or cut"
+    files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
+    changed = (name for name, file in files.items() if _checksum(path / name) != file["sha256"])
+    return next((f"{name} is not as it was written" for name in changed), None)
+
+
+def check_checkpoint(path: Path) -> None:
+    """Make sure that a checkpoint is as it was written.
+
+    Raises:
+        ConfigError: a file of it is missing, cut or changed.
+    """
+    if damage := damage_of(path):
+        raise ConfigError(f"checkpoint: {path} is damaged: {damage}. Give another one, or the run for its newest.")
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -56,22 +100,48 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def newest_checkpoint(folder: Path) -> CheckpointInfo | None:
-    """Return the newest complete checkpoint of a run (a folder of trials) or of one trial."""
-    found = [read_checkpoint(path) for pattern in ("checkpoint_*", "*/checkpoint_*") for path in folder.glob(pattern)]
-    return max((info for info in found if info), key=lambda info: info.saved_at, default=None)
+    """Return the newest complete checkpoint of a run (a folder of trials) or of one trial; its files are not read."""
+    found = filter(None, map(read_checkpoint, _checkpoint_folders(folder)))
+    return max(found, key=lambda info: info.saved_at, default=None)
+
+
+def newest_intact_checkpoint(folder: Path, say: Callable[[str], None] = logger.warning) -> CheckpointInfo | None:
+    """Return the newest checkpoint of a run or trial whose files are as they were written.
+
+    Args:
+        say: gets a line for each newer one that is damaged.
+    """
+    for path in sorted(_checkpoint_folders(folder), key=_saved_at, reverse=True):
+        if (damage := damage_of(path)) is None:
+            return read_checkpoint(path)
+        say(f"{path} is damaged: {damage}; the checkpoint before it is taken.")
+    return None
+
+
+def _checkpoint_folders(folder: Path) -> list[Path]:
+    return [path for pattern in ("checkpoint_*", "*/checkpoint_*") for path in folder.glob(pattern)]
+
+
+def _saved_at(path: Path) -> float:
+    """Return when a checkpoint was saved; of one without a manifest, when its folder last changed."""
+    try:
+        return float(json.loads((path / MANIFEST).read_text(encoding="utf-8"))["saved_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return path.stat().st_mtime
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Return the checkpoint that a path means: itself, or the newest complete one of a run or trial.
+    """Return the checkpoint that a path means: itself, or the newest intact one of a run or trial.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or the one that was named is damaged.
     """
     if not path.is_dir():
         raise ConfigError(f"checkpoint: no such folder; got {str(path)!r}. Give a checkpoint, or a run under runs/.")
     if (path / RLLIB_FILE).is_file():
+        check_checkpoint(path)
         return path
-    if info := newest_checkpoint(path):
+    if info := newest_intact_checkpoint(path):
         return info.path
     raise ConfigError(
         f"checkpoint: {str(path)!r} holds no complete checkpoint. Give a checkpoint, or a run under runs/."
@@ -81,19 +151,19 @@ def resolve_checkpoint(path: Path) -> Path:
 def read_results(trial: Path) -> list[dict[str, Any]]:
     """Return a trial's results, one per train step, with those of the run that it resumed in front.
 
-    A torn last line, as after kill -9, is left out.
+    A line that is torn, as the last one can be after kill -9, is left out.
     """
     results: list[dict[str, Any]] = []
-    origin = _read_json(trial / RESUMED_FROM)
+    origin = read_origin(trial)
     if origin and (trial.parent / origin["trial"]) != trial:
         earlier = read_results(trial.parent / origin["trial"])
         results = [r for r in earlier if r["training_iteration"] <= origin["training_iteration"]]
     if (trial / RESULTS).is_file():
-        for line in (trial / RESULTS).read_text(encoding="utf-8").splitlines():
+        for number, line in enumerate((trial / RESULTS).read_bytes().splitlines(), start=1):
             try:
                 results.append(json.loads(line))
             except ValueError:
-                break
+                logger.warning("read_results: %s:%d: left out, for it is no JSON", trial / RESULTS, number)
     return results
 
 
@@ -110,14 +180,7 @@ def write_origin(trial: Path, checkpoint: CheckpointInfo) -> None:
 
 def resumed_alike(trial: Path) -> list[Path]:
     """Return the trials that went on from the checkpoint that this one goes on from, itself among them."""
-    origin = _read_json(trial / RESUMED_FROM)
+    origin = read_origin(trial)
     if origin is None:
         return []
-    return sorted(path.parent for path in trial.parent.glob(f"*/{RESUMED_FROM}") if _read_json(path) == origin)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    return sorted(path.parent for path in trial.parent.glob(f"*/{RESUMED_FROM}") if read_origin(path.parent) == origin)

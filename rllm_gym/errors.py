@@ -34,6 +34,10 @@ class TooManyFailedEpisodesError(RllmGymError):
     """More than `max_failed_fraction` of a train step's episodes failed; carries the first error's text."""
 
 
+class StorageError(RllmGymError, OSError):
+    """What a run leaves cannot be written: its folder was deleted, or the disk is full. The message is one line."""
+
+
 class TrajectoryError(RllmGymError, ValueError):
     """A trajectory file or folder cannot be read or written: damaged, of another schema version, or in use."""
 

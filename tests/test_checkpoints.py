@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from rllm_gym.checkpoints import (
     MANIFEST,
+    check_checkpoint,
     newest_checkpoint,
+    newest_intact_checkpoint,
     read_checkpoint,
     read_results,
     resolve_checkpoint,
@@ -39,22 +42,32 @@ def test_the_newest_checkpoint_is_the_one_saved_last_whatever_its_step_and_name(
     assert (found.path, found.training_iteration, found.trial) == (newest, 3, tmp_path / "a")
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing file", "no manifest", "cut manifest"])
-def test_a_torn_checkpoint_is_passed_over(damage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing file", "no manifest", "cut manifest"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_line(damage: str, tmp_path: Path) -> None:
     whole = make_checkpoint(tmp_path / "t", 0, step=1, saved_at=1.0)
     torn = make_checkpoint(tmp_path / "t", 1, step=2, saved_at=2.0)
     assert newest_checkpoint(tmp_path).path == torn  # type: ignore[union-attr]
+    assert newest_intact_checkpoint(tmp_path).path == torn  # type: ignore[union-attr]
+    check_checkpoint(torn)
     state = torn / "learner_group" / "state.pkl"
     if damage == "cut":
         state.write_bytes(b"1234")
+    elif damage == "flipped":
+        state.write_bytes(b"12354")
     elif damage == "missing file":
         state.unlink()
     elif damage == "no manifest":
         (torn / MANIFEST).unlink()
     else:
         (torn / MANIFEST).write_text('{"training_iteration": 2, ')
-    assert read_checkpoint(torn) is None
-    assert newest_checkpoint(tmp_path).path == whole  # type: ignore[union-attr]
+    assert (read_checkpoint(torn) is None) == (damage != "flipped")  # of which it does not read the files
+    what = "learner_group/state.pkl is not as it was written" if damage == "flipped" else "a file is missing or cut"
+    lines: list[str] = []
+    assert newest_intact_checkpoint(tmp_path, lines.append).path == whole  # type: ignore[union-attr]
+    assert lines == [f"{torn} is damaged: {what}; the checkpoint before it is taken."]
+    with pytest.raises(ConfigError) as caught:
+        resolve_checkpoint(torn)
+    assert str(caught.value) == (f"checkpoint: {torn} is damaged: {what}. Give another one, or the run for its newest.")
     assert resolve_checkpoint(tmp_path) == resolve_checkpoint(tmp_path / "t") == whole
 
 
@@ -71,6 +84,15 @@ def test_where_there_is_no_checkpoint_one_line_says_so(tmp_path: Path) -> None:
         resolve_checkpoint(tmp_path / "nowhere")
 
 
+def test_a_sealed_checkpoint_is_forced_to_the_disk_with_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced = set()
+    monkeypatch.setattr(os, "fsync", lambda fd: forced.add(Path(os.readlink(f"/proc/self/fd/{fd}"))))
+    path = make_checkpoint(tmp_path, 0, step=1, saved_at=1.0)
+    assert forced == {*path.rglob("*"), path, tmp_path}
+
+
 def write_results(trial: Path, steps: range, tail: str = "") -> None:
     trial.mkdir(exist_ok=True)
     lines = [json.dumps({"training_iteration": step, "by": trial.name}) for step in steps]
@@ -81,6 +103,8 @@ def test_results_of_a_resumed_trial_begin_with_those_it_goes_on_from(tmp_path: P
     # a: 1 2 3 4 (checkpoint at 2); b resumes at 2: 3 4 5 (checkpoint at 4); c resumes at 4: 5
     write_results(tmp_path / "a", range(1, 5))
     write_results(tmp_path / "b", range(3, 6))
+    lines = (tmp_path / "b" / "result.json").read_text().splitlines()
+    (tmp_path / "b" / "result.json").write_text("\n".join([*lines[:2], "{ damaged", lines[2]]) + "\n")
     write_results(tmp_path / "c", range(5, 6), tail='{"training_iteration": 6, "by')
     at_2 = read_checkpoint(make_checkpoint(tmp_path / "a", 0, step=2, saved_at=1.0))
     at_4 = read_checkpoint(make_checkpoint(tmp_path / "b", 0, step=4, saved_at=2.0))

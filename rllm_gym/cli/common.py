@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import typer
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, RllmGymError
 
+FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 
@@ -23,12 +24,15 @@ def find_own_modules() -> None:
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Print the caller's mistakes without a traceback and exit with code 2."""
+    """Print the caller's mistakes without a traceback and exit with code 2; with code 1 what fails on its own."""
     try:
         yield
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(BAD_INPUT) from error
+    except RllmGymError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(FAILED) from error
     except KeyboardInterrupt as error:
         print("ended at once, without a checkpoint", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from error

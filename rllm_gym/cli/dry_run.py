@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -27,8 +28,12 @@ ESSENTIALS = (
 )
 
 
-def dry_run_report(checked: Checked) -> str:
-    """Return the report; it is YAML itself, and running it is running the experiment."""
+def dry_run_report(checked: Checked, found: Sequence[str] = ()) -> str:
+    """Return the report; it is YAML itself, and running it is running the experiment.
+
+    Args:
+        found: more lines, for comments at its end.
+    """
     experiment = checked.experiment
     default = checked.algorithm.get_default_config()
     first = checked.configs[0]
@@ -46,7 +51,7 @@ def dry_run_report(checked: Checked) -> str:
         spec["num_samples"] = experiment.num_samples
     spec["config"] = {name: _plain(value) for name, value in config.items()}
     text = yaml.safe_dump({experiment.name: spec}, sort_keys=False, default_flow_style=None, width=120)
-    return text + "".join(f"# {line}\n" for line in _costs(checked))
+    return text + "".join(f"# {line}\n" for line in (*_costs(checked), *found))
 
 
 def _has_sampler(value: Any) -> bool:

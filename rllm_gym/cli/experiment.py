@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,10 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
     for key in config:
         if not isinstance(key, str):
             fault(("config", str(key)), f"config: a key must be text; got {key!r}.")
+    for path, number in _non_finite(
+        {key: spec.get(key) for key in ("stop", "config", "checkpoint_config", "scheduler")}
+    ):
+        fault(path, f"{'.'.join(map(str, path))} must be a finite number; got {number}.")
     env = _single_env(spec, config, source, faults)
     if spec.get("run") is None:
         fault((), "`run` is missing: the algorithm, for example `run: GRPO`.")
@@ -126,6 +132,15 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
         num_samples=num_samples,
         scheduler=dict(spec.get("scheduler") or {}),
     )
+
+
+def _non_finite(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, float]]:
+    """Yield the path of every NaN and infinity; what `env_config` holds means what the environment says."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, value
+    elif isinstance(value, (dict, list)) and path[-1:] != ("env_config",):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _non_finite(child, (*path, key))
 
 
 def _single_env(spec: dict[str, Any], config: dict[str, Any], source: Source, faults: list[str]) -> Any:

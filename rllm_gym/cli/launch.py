@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.tune import TuneError
 from rich.console import Console
 
-from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, read_results, write_origin
+from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, newest_intact_checkpoint, read_results, write_origin
 from rllm_gym.cli.check import Checked
+from rllm_gym.cli.common import FAILED
 from rllm_gym.cli.dry_run import bundles_per_trial
 from rllm_gym.cli.memory_meter import MemoryMeter
 from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
+from rllm_gym.cli.result_files import CheckpointSync, result_writers
+from rllm_gym.cli.storage import is_remote
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
 from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.cli.written import flat_keys
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15
+STORAGE_ERROR = f"{StorageError.__module__}.{StorageError.__qualname__}: "
+NO_FOLDER = "Unable to set up cluster storage"  # what Ray says where its mark in the run's folder is missing
+NO_STORAGE = re.compile(rf"^{re.escape(STORAGE_ERROR)}|No space left on device|Disk quota exceeded")
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)(:|$)")
 
 
@@ -71,26 +79,34 @@ class OriginWriter(tune.Callback):
             write_origin(Path(trial.path), self._resumed)
 
 
-def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, verbose: bool, console: Console) -> int:
+def train(checked: Checked, *, storage: str, resume: bool, address: str | None, verbose: bool, console: Console) -> int:
     """Train, and return the exit code.
+
+    Args:
+        storage: folder of all runs, or an address such as s3://bucket/runs.
 
     Raises:
         ConfigError: there is nothing to resume, or Ray has no room for a trial.
+        StorageError: results could not be written any more.
     """
     experiment = checked.experiment
-    run = runs.absolute() / experiment.name
+    if is_remote(storage) and resume:
+        raise ConfigError(
+            f"resume: looks for checkpoints in a folder; got --storage-path {storage}. Copy the run here."
+        )
+    storage = storage if is_remote(storage) else os.path.abspath(storage)
+    run = Path(storage) / experiment.name
     trials = num_trials(experiment.config, experiment.num_samples)
-    resumed = _checkpoint_to_resume(run, trials) if resume else None
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    resumed = _checkpoint_to_resume(run, trials, say) if resume else None
     history = _history(resumed) if resumed else []
     stopper = StopWhen(experiment.stop, seconds_before=_seconds(history))
     reached = {"training_iteration": resumed.training_iteration if resumed else 0}
     if resumed and (_is_met(StopWhen(experiment.stop), history[-1:]) or StopWhen(experiment.stop).is_met(reached)):
-        console.print(
-            f"{experiment.name}: `stop` is already met at train step {resumed.training_iteration} of {resumed.path}.",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"{experiment.name}: `stop` is already met at train step {resumed.training_iteration} of {resumed.path}.")
         return 0
     reporter = ProgressReporter(
         console,
@@ -102,10 +118,10 @@ def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, ve
     memory = MemoryMeter()
     with ray_session(address, bundles_per_trial(checked), verbose=verbose):
         source = checked.config["env"] or checked.config.get("data")
-        reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {run}")
+        reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {storage}/{experiment.name}")
         if resumed:
             reporter.say(f"resuming {resumed.path} at train step {resumed.training_iteration}")
-        with ending_on_signals(stopper, reporter):
+        with ending_on_signals(stopper, reporter), storage_errors_as_they_are():
             analysis = tune.run(
                 checked.algorithm,
                 name=experiment.name,
@@ -113,15 +129,39 @@ def train(checked: Checked, *, runs: Path, resume: bool, address: str | None, ve
                 stop=stopper,
                 scheduler=make_scheduler(experiment.scheduler),
                 num_samples=experiment.num_samples,
-                storage_path=str(runs.absolute()),
+                storage_path=storage,
                 checkpoint_config=tune.CheckpointConfig(**{"checkpoint_at_end": True, **experiment.checkpoint_config}),
                 trial_dirname_creator=trial_dirname,
                 restore=str(resumed.path) if resumed else None,
-                callbacks=[reporter, memory, OriginWriter(resumed)],
+                callbacks=[*result_writers(storage), CheckpointSync(), reporter, memory, OriginWriter(resumed)],
                 raise_on_failed_trial=False,
                 verbose=0,
             )
-    return _conclude(run, analysis.trials, console, was_asked=stopper.is_asked, memory=memory)
+        failed = [trial for trial in analysis.trials if trial.status == "ERROR"]
+        for trial in failed:  # while Ray runs, since Tune's copy of the error lies in its folder
+            say(describe_error(Path(trial.path), trial.error_file))
+    if used := memory.describe():
+        say(f"memory        {used}")
+    if is_remote(storage):
+        for trial in analysis.trials:
+            say(f"results       {trial.path}")
+        return FAILED if failed else 0
+    try:
+        _conclude(run, analysis.trials, say, was_asked=stopper.is_asked)
+    except OSError as error:
+        raise StorageError(f"summary: cannot be written into {run}: {error.strerror or error}.") from error
+    return FAILED if failed else 0
+
+
+@contextlib.contextmanager
+def storage_errors_as_they_are() -> Iterator[None]:
+    """Take a `StorageError` of a callback out of the error that Tune makes of it."""
+    try:
+        yield
+    except TuneError as error:
+        if isinstance(error.__context__, StorageError):
+            raise error.__context__ from None
+        raise
 
 
 def trial_dirname(trial: Any) -> str:
@@ -130,14 +170,14 @@ def trial_dirname(trial: Any) -> str:
     return time.strftime("%Y-%m-%d_%H-%M-%S") + f"_{trial.trial_id}{tag}"
 
 
-def _checkpoint_to_resume(run: Path, trials: int) -> CheckpointInfo:
+def _checkpoint_to_resume(run: Path, trials: int, say: Callable[[str], None]) -> CheckpointInfo:
     if trials > 1:
         raise ConfigError(
             f"resume: one trial can be resumed; got a sweep of {trials}. Write the values to go on with into the file."
         )
-    if info := newest_checkpoint(run):
+    if info := newest_intact_checkpoint(run, say):
         return info
-    raise ConfigError(f"resume: {run} holds no complete checkpoint. Run without --resume, or set checkpoint_frequency.")
+    raise ConfigError(f"resume: {run} holds no intact checkpoint. Run without --resume, or set checkpoint_frequency.")
 
 
 def _history(resumed: CheckpointInfo) -> list[dict[str, Any]]:
@@ -172,16 +212,9 @@ def ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator
             signal.signal(number, handler)
 
 
-def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool, memory: MemoryMeter) -> int:
-    """Write the summary and the curve, say where everything lies, and return the exit code."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+def _conclude(run: Path, trials: list[Any], say: Callable[[str], None], *, was_asked: bool) -> None:
+    """Write the summary and the curve, and say where everything lies."""
     folders = [Path(trial.path) for trial in trials]
-    failed = [trial for trial in trials if trial.status == "ERROR"]
-    for trial in failed:
-        say(describe_error(Path(trial.path)))
     summary = write_summary(run, folders)
     curve = draw_curve(run, folders)
     checkpoints = [newest_checkpoint(folder) for folder in folders]
@@ -192,15 +225,12 @@ def _conclude(run: Path, trials: list[Any], console: Console, *, was_asked: bool
         say(f"TensorBoard   tensorboard --logdir {folder}")
         if (folder / "trajectories").is_dir():
             say(f"trajectories  {folder / 'trajectories'}")
-    if used := memory.describe():
-        say(f"memory        {used}")
     if curve:
         say(f"curve         {curve}")
     if summary:
         say(f"summary       {run / SUMMARY}")
         for one in summary.get("trials", [summary]):
             say(describe_summary(one))
-    return 1 if failed else 0
 
 
 def describe_summary(summary: dict[str, Any]) -> str:
@@ -214,16 +244,29 @@ def describe_summary(summary: dict[str, Any]) -> str:
     )
 
 
-def describe_error(folder: Path) -> str:
-    """Return a failed trial's error: its last exception first, then the end of the traceback."""
-    try:
-        text = (folder / "error.txt").read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if line.strip(" ^~")]
-    except OSError:
-        return f"a trial failed; its folder is {folder}"
+def describe_error(folder: Path, staged: str | None = None) -> str:
+    """Return a failed trial's error: its last exception first, then the end of the traceback.
+
+    Where the disk was full or the folder lost, the line alone.
+
+    Args:
+        folder: the trial's.
+        staged: Tune's first copy of `error.txt`, which is there also when the folder takes no file.
+    """
+    # Tune's copy first: what it took from there to a full disk is cut.
+    file = next((file for file in (Path(staged or folder), folder / "error.txt") if file.is_file()), None)
+    text = file.read_text(encoding="utf-8") if file else ""
+    lines = [line for line in text.splitlines() if line.strip(" ^~")]
     if not lines:
         return f"a trial failed; its folder is {folder}"
+    if any(NO_FOLDER in line for line in lines):
+        return (
+            f"failed: results: must be stored, and {folder} was deleted, or is not on every node. Give a folder that "
+            "stays and that all nodes see, and go on with --resume."
+        )
     # The message may have several lines: it begins at the last line that is not indented and names an exception.
     start = next((k for k in range(len(lines) - 1, -1, -1) if EXCEPTION.match(lines[k])), len(lines) - 1)
+    if NO_STORAGE.search(lines[start]):
+        return f"failed: {lines[start].removeprefix(STORAGE_ERROR)}"
     tail = "\n".join(f"    {line}" for line in lines[-ERROR_LINES:])
     return f"failed: {lines[start]}\n{tail}\nthe whole error is in {folder / 'error.txt'}"

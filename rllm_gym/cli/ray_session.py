@@ -1,4 +1,4 @@
-"""Starts Ray on this machine, or joins a running cluster, and says what a trial asks too much of it."""
+"""Starts a Ray of its own on this machine, or joins a running cluster; says what a trial asks too much of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import logging
 import math
 import os
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,11 +26,20 @@ DRIVER_ENV = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Tune's saves no checkpoint of the trials
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
+WHERE_IT_IS_SET = "Check --ray-address and RAY_ADDRESS; without them a run starts a Ray of its own."
 LOCAL_ENV = {"RAY_AUTH_MODE": "disabled"}  # a cluster decides for itself
 
 
 def prepare_driver(address: str | None) -> None:
-    """Set Ray's environment variables and quieten its loggers; call it before anything else imports ray."""
+    """Set Ray's environment variables and quieten its loggers; call it before anything else imports ray.
+
+    Raises:
+        ConfigError: nobody answers at the address.
+    """
+    if address and address != "auto":
+        probe(address)
+    # An address in the environment would make ray.init() join that cluster also where none is wanted.
+    os.environ.pop("RAY_ADDRESS", None)
     for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
         os.environ.setdefault(name, value)
     import ray.rllib
@@ -50,6 +61,9 @@ def ray_session(
     """
     import ray
 
+    if not address:
+        check_this_machine(bundles_per_trial)
+
     needed_cpus = max(sum(bundle.get("CPU", 0) for bundle in bundles) for bundles in bundles_per_trial)
     options: dict[str, Any] = {
         "log_to_driver": verbose,
@@ -57,10 +71,12 @@ def ray_session(
         "configure_logging": verbose,
     }
     if address:
-        options["address"] = address
+        options["address"] = address = _find_cluster() if address == "auto" else address
+        probe(address)
     else:
         # Logical CPUs: processes that wait for each other may share a core.
         options |= {
+            "address": "local",  # not another cluster on this machine, whether it lives or has left its traces
             "num_cpus": max(os.cpu_count() or 1, math.ceil(needed_cpus)),
             "include_dashboard": False,
             "object_store_memory": int(os.environ.get("RAY_OBJECT_STORE_BYTES", OBJECT_STORE_BYTES)),
@@ -68,7 +84,7 @@ def ray_session(
     try:
         ray.init(**options)
     except ConnectionError as error:
-        raise ConfigError(f"ray: no cluster answers at {address!r}. Check --ray-address or RAY_ADDRESS.") from error
+        raise ConfigError(f"ray: no cluster answers at {address!r}. {WHERE_IT_IS_SET}") from error
     try:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for bundles in bundles_per_trial:
@@ -76,6 +92,55 @@ def ray_session(
         yield
     finally:
         ray.shutdown()
+
+
+def probe(address: str, *, timeout_s: float = 8.0) -> None:
+    """Make sure that something listens at a cluster's address; Ray itself would try for many minutes.
+
+    Raises:
+        ConfigError: the address has another form, or nobody answers in time.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"ray: an address must be auto or host:port; got {address!r}. Check --ray-address.")
+    problems: list[str] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+            problems.append("")
+        except OSError as error:
+            problems.append(f" ({error.strerror or error})")
+
+    # Its own time-out leaves name resolution out.
+    thread = threading.Thread(target=connect, daemon=True, name="ray-probe")
+    thread.start()
+    thread.join(timeout_s)
+    if problem := (problems[0] if problems else f" (no answer within {timeout_s:g} s)"):
+        raise ConfigError(f"ray: no cluster answers at {address!r}{problem}. {WHERE_IT_IS_SET}")
+
+
+def _find_cluster() -> str:
+    """Return the address of a cluster on this machine."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return canonicalize_bootstrap_address("auto")
+    except ConnectionError as error:
+        raise ConfigError(f"ray: no cluster runs on this machine; got 'auto'. {WHERE_IT_IS_SET}") from error
+
+
+def check_this_machine(bundles_per_trial: Sequence[list[dict[str, float]]]) -> None:
+    """Make sure that this machine has the GPUs of a trial; of CPUs, which are logical, Ray gets as many as it needs.
+
+    Raises:
+        ConfigError: says how many there are.
+    """
+    import torch
+
+    gpus = {"GPU": float(torch.cuda.device_count())}
+    for bundles in bundles_per_trial:
+        check_capacity([{"GPU": bundle.get("GPU", 0.0)} for bundle in bundles], [gpus], where="this machine")
 
 
 def check_capacity(bundles: list[dict[str, float]], nodes: list[dict[str, float]], *, where: str) -> None:

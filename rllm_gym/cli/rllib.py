@@ -11,6 +11,10 @@ import typer
 from rllm_gym.cli.common import errors_in_one_line, find_own_modules
 from rllm_gym.cli.examples import examples, find_example
 from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
+from rllm_gym.cli.ray_session import prepare_driver
+from rllm_gym.cli.scratch import temporary_folder
+from rllm_gym.cli.storage import check_storage
+from rllm_gym.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,13 +27,16 @@ app.add_typer(train_app, name="train")
 app.command()(examples)
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the resolved configuration, then end.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check, reset each environment once, print the resolved configuration.")
+]
+NoReset = Annotated[bool, typer.Option("--no-reset", help="With --dry-run: do not reset the environments.")]
 RayAddress = Annotated[
     str | None, typer.Option(envvar="RAY_ADDRESS", help="Join a running Ray cluster: auto, or host:port.")
 ]
-Runs = Annotated[Path, typer.Option("--storage-path", help="Folder of all runs.")]
+Runs = Annotated[str, typer.Option("--storage-path", help="Folder of all runs, or an address: s3://bucket/runs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray and its workers log.")]
-RUNS = Path("runs")
+RUNS = "runs"
 
 
 @train_app.command("file")
@@ -37,13 +44,14 @@ def train_file(
     path: Annotated[Path, typer.Argument(help="A YAML file, or the name of a shipped example (see `rllib examples`).")],
     resume: Resume = False,
     dry_run: DryRun = False,
+    no_reset: NoReset = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
     verbose: Verbose = False,
 ) -> None:
     """Train the experiment in a YAML file."""
     with errors_in_one_line():
-        _train(read_experiment(find_example(path)), resume, dry_run, ray_address, storage_path, verbose)
+        _train(read_experiment(find_example(path)), resume, dry_run, no_reset, ray_address, storage_path, verbose)
 
 
 @train_app.callback()
@@ -59,6 +67,7 @@ def train_options(
     name: Annotated[str | None, typer.Option(help="Name of the run; default: algorithm and environment.")] = None,
     resume: Resume = False,
     dry_run: DryRun = False,
+    no_reset: NoReset = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
     verbose: Verbose = False,
@@ -80,35 +89,46 @@ def train_options(
             scheduler=scheduler,
             name=name,
         )
-        _train(experiment, resume, dry_run, ray_address, storage_path, verbose)
+        _train(experiment, resume, dry_run, no_reset, ray_address, storage_path, verbose)
 
 
 def _train(
-    experiment: Experiment, resume: bool, dry_run: bool, ray_address: str | None, storage_path: Path, verbose: bool
+    experiment: Experiment,
+    resume: bool,
+    dry_run: bool,
+    no_reset: bool,
+    ray_address: str | None,
+    storage_path: str,
+    verbose: bool,
 ) -> None:
+    if no_reset and not dry_run:
+        raise ConfigError("--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.")
     from rllm_gym.cli.written import check_written
 
     written = check_written(experiment)
-    from rllm_gym.cli.ray_session import prepare_driver
-
+    check_storage(storage_path, experiment.name)
     prepare_driver(ray_address)
     from rllm_gym.cli.check import check_experiment
 
     checked = check_experiment(experiment, written, allow_lookup=not dry_run)
     if dry_run:
         from rllm_gym.cli.dry_run import dry_run_report
+        from rllm_gym.cli.preview import preview
 
-        typer.echo(dry_run_report(checked), nl=False)
+        with temporary_folder(has_own_ray=True):
+            found = preview(checked, address=ray_address, with_reset=not no_reset)
+        typer.echo(dry_run_report(checked, found), nl=False)
         return
     from rich.console import Console
 
     from rllm_gym.cli.launch import train
 
-    # An address in the environment would make ray.init() join that cluster also where none is wanted.
-    os.environ.pop("RAY_ADDRESS", None)
-    code = train(checked, runs=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console())
-    if code:
-        raise typer.Exit(code)
+    with temporary_folder(has_own_ray=ray_address is None):
+        code = train(
+            checked, storage=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console()
+        )
+        if code:
+            raise typer.Exit(code)
 
 
 @app.command()
@@ -129,29 +149,28 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint: success rate with its interval, by category."""
     from rllm_gym.checkpoints import resolve_checkpoint
-    from rllm_gym.cli.ray_session import prepare_driver
 
     with errors_in_one_line():
         path = resolve_checkpoint(checkpoint).absolute()
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)
-        os.environ.pop("RAY_ADDRESS", None)
         from rllm_gym.cli.evaluation import evaluate_and_print
 
-        evaluate_and_print(
-            path,
-            env=env,
-            env_config=env_config,
-            split=split,
-            num_episodes=episodes,
-            seed=seed,
-            horizon=horizon,
-            greedy=greedy,
-            out=out,
-            address=ray_address,
-            verbose=verbose,
-        )
+        with temporary_folder(has_own_ray=ray_address is None):
+            evaluate_and_print(
+                path,
+                env=env,
+                env_config=env_config,
+                split=split,
+                num_episodes=episodes,
+                seed=seed,
+                horizon=horizon,
+                greedy=greedy,
+                out=out,
+                address=ray_address,
+                verbose=verbose,
+            )
 
 
 def main() -> None:

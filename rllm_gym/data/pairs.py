@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rllm_gym.data.conversations import Dialogue, dialogue_of, read_json_objects
-from rllm_gym.data.reader import list_shards, read_episodes
+from rllm_gym.data.reader import read_stored
 from rllm_gym.data.records import EpisodeRecord
 from rllm_gym.errors import TrajectoryError
 
@@ -70,17 +70,14 @@ def best_and_worst(
         expert_threshold: the least return of a best one; None asks for none.
     """
     found: dict[tuple[Any, ...], _Extremes] = {}
-    place = -1
-    for shard in list_shards(path):
-        for record in read_episodes(shard):
-            place += 1
-            if record.error is not None or not record.turns:
-                continue
-            key: tuple[Any, ...] = task_key(record)
-            if within == "group":
-                key += (str(shard.parent), *record.group)
-            total_reward = record.total_reward
-            found.setdefault(key, _Extremes(place, place, total_reward, total_reward)).add(place, total_reward)
+    for place, (shard, record) in enumerate(read_stored(path)):
+        if record.error is not None or not record.turns:
+            continue
+        key: tuple[Any, ...] = task_key(record)
+        if within == "group":
+            key += (str(shard.parent), *record.group)
+        total_reward = record.total_reward
+        found.setdefault(key, _Extremes(place, place, total_reward, total_reward)).add(place, total_reward)
     least = float("-inf") if expert_threshold is None else expert_threshold
     return [
         (e.best, e.worst)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from pydantic import ValidationError
 
 from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord
 from rllm_gym.errors import TrajectoryError
+from rllm_gym.lineage import first_trial
 
 logger = logging.getLogger(__name__)
 
@@ -23,17 +26,79 @@ PLAIN, SEALED = ".jsonl", ".jsonl.zst"
 def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
     """Return a lazy iterator over the records below a path, in the order in which they were written.
 
-    One record is in memory at a time. A last line that is incomplete, because its writer was killed or is still
-    writing it, is reported through `logging.warning` and skipped.
+    One record is in memory at a time. Of an episode that a resumed trial has played again, only that trial's record is
+    read: its policy is the one that went on. A record that is damaged, or that its writer has not finished, is left
+    out, with a warning that names its file and line.
 
     Args:
         path: a run (`runs/<experiment>`), a trial folder, a trajectories folder, or one `.jsonl` or `.jsonl.zst` file.
 
     Raises:
         FileNotFoundError: there is no such path.
-        TrajectoryError: while iterating: a record is damaged or has an unknown schema version.
+        TrajectoryError: while iterating: a record has an unknown schema version, a compressed file is damaged, or
+            every record is.
     """
-    return (record for shard in list_shards(path) for record in _read_shard(shard))
+    return (record for _, record in read_stored(path))
+
+
+def read_stored(path: str | Path) -> Iterator[tuple[Path, EpisodeRecord]]:
+    """Return what `read_episodes` does, each record with its file."""
+    return _read_shards(path, list_shards(path))
+
+
+def _read_shards(path: str | Path, shards: list[Path]) -> Iterator[tuple[Path, EpisodeRecord]]:
+    num_read, damage = 0, []
+    played_again = _played_again(shards)
+    for shard in shards:
+        again = played_again.get(_trial_of(shard), set())
+        for number, line in _lines_of(shard):
+            if again and _episode_key(line) in again:  # None is in none
+                continue
+            try:
+                yield shard, _parse(line, shard, number)
+                num_read += 1
+            except _DamagedRecordError as error:
+                damage.append(error)
+                logger.warning("%s It is left out.", error)
+    if damage and not num_read:
+        raise damage[0]
+    if damage:
+        logger.warning("read_episodes: left out %d damaged records of %s; read %d", len(damage), path, num_read)
+
+
+# --- what resumed trials have played again ---
+
+_EPISODE_KEY = re.compile(rb'"(episode_id|agent_id)":\s*"((?:[^"\\]|\\.)*)"')
+
+
+def _trial_of(shard: Path) -> Path:
+    return shard.parent.parent
+
+
+def _played_again(shards: list[Path]) -> dict[Path, set[int]]:
+    """Return for each trial which of its episodes are also in a later one that goes on from the same beginning."""
+    families: dict[Path, dict[Path, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    for shard in shards:
+        families[first_trial(_trial_of(shard))][_trial_of(shard)].append(shard)
+    found: dict[Path, set[int]] = {}
+    for trials in families.values():
+        *resumed, first = sorted(trials, reverse=True)  # names begin with the time
+        later: set[int] = set()
+        for trial in resumed:
+            found[trial] = set(later)
+            keys = (_episode_key(line) for shard in trials[trial] for _, line in _lines_of(shard))
+            later.update(key for key in keys if key is not None)
+        found[first] = later
+    return found
+
+
+def _episode_key(line: bytes) -> int | None:
+    """Return a number for the episode and agent of a line, without parsing its tokens; None where it does not begin so.
+
+    Within a JSON string quotation marks are escaped, so that what is found is never part of a text.
+    """
+    fields = dict(_EPISODE_KEY.findall(line, 0, 4096))
+    return hash((fields[b"episode_id"], fields[b"agent_id"])) if len(fields) == 2 else None
 
 
 def list_shards(path: str | Path) -> list[Path]:
@@ -81,13 +146,18 @@ def count_lines(shard: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
-def _read_shard(shard: Path) -> Iterator[EpisodeRecord]:
+def _lines_of(shard: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and text of every whole line."""
     with _open_shard(shard) as lines:
         for number, line in enumerate(lines, start=1):
             if not is_whole(line):
                 logger.warning("read_episodes: %s:%d: skipped a torn tail of %d bytes", shard, number, len(line))
                 return
-            yield _parse(line, shard, number)
+            yield number, line
+
+
+class _DamagedRecordError(TrajectoryError):
+    """One line is no record."""
 
 
 def _parse(line: bytes, shard: Path, number: int) -> EpisodeRecord:
@@ -102,9 +172,8 @@ def _parse(line: bytes, shard: Path, number: int) -> EpisodeRecord:
                     f"{shard}:{number}. Read it with the rllm-gym release that wrote it."
                 ) from None
         where = ".".join(map(str, errors[0]["loc"])) or "record"
-        raise TrajectoryError(
-            f"read_episodes: {shard}:{number} must be a trajectory record; got {where}: {errors[0]['msg']}. "
-            "Repair or remove that line."
+        raise _DamagedRecordError(
+            f"read_episodes: {shard}:{number} must be a trajectory record; got {where}: {errors[0]['msg']}."
         ) from e
 
 

@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError
 
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, sealed_name
 from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord
-from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 
 logger = logging.getLogger(__name__)
 
@@ -69,26 +69,40 @@ class TrajectoryWriter:
         return sum(self._shards.values())
 
     def append(self, records: Iterable[EpisodeRecord]) -> None:
-        """Append records, all or none: when the disk is full the folder stays as it was, and OSError is raised."""
+        """Append records, all or none.
+
+        Raises:
+            StorageError: the disk is full, and the folder stays as it was; or the folder was deleted meanwhile.
+        """
         if self._lock is None:
             raise TrajectoryError(f"TrajectoryWriter: append comes before close; got a closed writer of {self.folder}.")
         lines = [_line(record) for record in records]
         if not lines:
             return
+        try:
+            self._write(b"".join(lines))
+        except OSError as error:
+            raise StorageError(
+                f"TrajectoryWriter: episodes must be stored, and {self.folder} does not take them: "
+                f"{error.strerror or error}. Make room or another folder, and go on with --resume."
+            ) from error
+        self._shards[self._open_name] += len(lines)
+
+    def _write(self, data: bytes) -> None:
         fd = self._open_fd()
         size = os.fstat(fd).st_size
         if size >= self._shard_bytes:
             self._seal()
             fd, size = self._open_fd(), 0
-        data = b"".join(lines)
+        if os.fstat(fd).st_nlink == 0:  # the kernel would take what nobody can read again
+            raise OSError(f"its open shard {self._open_name} was deleted")
         try:
             num_written = os.write(fd, data)
             if num_written < len(data):
-                raise OSError(f"TrajectoryWriter: only {num_written} of {len(data)} bytes fit into {self.folder}.")
+                raise OSError(f"only {num_written} of {len(data)} bytes fit in")
         except BaseException:
             os.ftruncate(fd, size)
             raise
-        self._shards[self._open_name] += len(lines)
 
     def close(self) -> None:
         """Seal the open shard and let the folder go; safe to call twice."""

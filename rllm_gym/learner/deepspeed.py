@@ -389,10 +389,10 @@ class DeepSpeedLearner(TorchLearner):
         pass
 
     def save_engines(self, folder: str) -> None:
-        save_engines(self.engines, folder)
+        save_engines(self.engines, folder, self.num_skipped_steps)
 
     def load_engines(self, folder: str) -> None:
-        load_engines(self.engines, folder)
+        load_engines(self.engines, folder, self.num_skipped_steps)
         self._gather_weights()
 
 

@@ -19,7 +19,7 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from rllm_gym.callbacks.horizon_schedules import Stage
-from rllm_gym.checkpoints import write_manifest
+from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.batch import SampleData, deal
@@ -377,6 +377,7 @@ class LLMAlgorithm(Algorithm):
 
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        check_checkpoint(Path(path))
         # A checkpoint of another run may carry the number of the weights that the runners hold.
         self.env_runner_group.foreach_env_runner("forget_weights", local_env_runner=False)
         super().restore_from_path(path, *args, **kwargs)

@@ -124,6 +124,12 @@ def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_
     strict = build(config.copy(copy_frozen=False).env_runners(max_failed_fraction=0.0))
     with pytest.raises(TooManyFailedEpisodesError, match=r"3 of 32 episodes failed.*EnvError"):
         strict.train()
+    # What a failed train step has sampled is stored: where too many episodes failed, and where the update fails.
+    assert [record.error is None for record in read_episodes(strict.trajectories_path)].count(True) == 32 - 3
+    algo.update = lambda *args, **settings: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        algo.train()
+    assert [record.train_step for record in read_episodes(algo.trajectories_path)] == [0] * 32 + [1] * 32
 
 
 def test_what_breaks_in_a_runner_reaches_the_driver(tiny_model, build):

@@ -38,7 +38,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     (tmp_path / "x.yaml").write_text(SWEEP)
-    result = CliRunner().invoke(app, ["train", "file", str(tmp_path / "x.yaml"), "--dry-run"])
+    result = CliRunner().invoke(app, ["train", "file", str(tmp_path / "x.yaml"), "--dry-run", "--no-reset"])
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -104,5 +104,5 @@ def test_shipped_examples_hold_one_valid_experiment_each() -> None:
     examples = sorted((Path(__file__).parents[2] / "tuned_examples").rglob("*.yaml"))
     assert examples
     for path in examples:
-        result = CliRunner().invoke(app, ["train", "file", str(path), "--dry-run"])
+        result = CliRunner().invoke(app, ["train", "file", str(path), "--dry-run", "--no-reset"])
         assert result.exit_code == 0, f"{path}: {result.output}"

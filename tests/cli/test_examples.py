@@ -19,7 +19,11 @@ FOLDER = Path(__file__).parents[2] / "tuned_examples"
 def test_a_shipped_example_is_found_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_example(Path(name)).samefile(FOLDER / "textcraft" / "grpo_tiny.yaml")
-    assert CliRunner().invoke(app, ["train", "file", name, "--dry-run"]).stdout.startswith("textcraft_grpo_tiny:\n")
+    assert (
+        CliRunner()
+        .invoke(app, ["train", "file", name, "--dry-run", "--no-reset"])
+        .stdout.startswith("textcraft_grpo_tiny:\n")
+    )
 
 
 def test_a_file_of_the_users_comes_before_a_shipped_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +34,7 @@ def test_a_file_of_the_users_comes_before_a_shipped_example(tmp_path: Path, monk
 
 def test_a_wrong_name_is_one_line_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["train", "file", "textcraft/gpro_tiny.yaml", "--dry-run"])
+    result = CliRunner().invoke(app, ["train", "file", "textcraft/gpro_tiny.yaml", "--dry-run", "--no-reset"])
     assert result.exit_code == 2
     assert result.stderr == (
         "rllib train file: must be a YAML file or the name of a shipped example; got 'textcraft/gpro_tiny.yaml'. "

@@ -37,7 +37,7 @@ def test_the_example_is_under_thirty_lines_and_passes_a_dry_run(folder):
     assert len([line for line in METHOD.splitlines() if line.strip()]) < 30
     command = COMMAND.partition("#")[0].split()
     assert command == ["rllib", "train", "file", "mine.yaml"]
-    result = CliRunner().invoke(app, [*command[1:], "--dry-run"])
+    result = CliRunner().invoke(app, [*command[1:], "--dry-run", "--no-reset"])
     assert result.exit_code == 0, result.output
     assert "quantile: 0.9\n" in result.stdout
 

@@ -87,14 +87,14 @@ def experiment(folder: Path, **replacements: str) -> Path:
 
 
 def fault(path: Path) -> str:
-    result = CliRunner().invoke(app, ["train", "file", str(path), "--dry-run"])
+    result = CliRunner().invoke(app, ["train", "file", str(path), "--dry-run", "--no-reset"])
     assert result.exit_code == 2, result.output
     [line] = result.stderr.splitlines()
     return line.removeprefix(f"{path.parent}/")
 
 
 def test_code_in_the_present_folder_is_found(folder):
-    result = CliRunner().invoke(app, ["train", "file", str(experiment(folder)), "--dry-run"])
+    result = CliRunner().invoke(app, ["train", "file", str(experiment(folder)), "--dry-run", "--no-reset"])
     assert result.exit_code == 0, result.output
     assert "run: my_package.my_method:Mine\n" in result.stdout
     assert "engine: my_package.my_engine:Parrot\n" in result.stdout
@@ -102,7 +102,7 @@ def test_code_in_the_present_folder_is_found(folder):
 
 
 def test_a_method_on_the_command_line_names_the_run_after_itself(folder):
-    arguments = ["train", "--algo", "my_package.my_method:Mine", "--env", "TextCraft-v0", "--dry-run"]
+    arguments = ["train", "--algo", "my_package.my_method:Mine", "--env", "TextCraft-v0", "--dry-run", "--no-reset"]
     result = CliRunner().invoke(app, arguments)
     assert result.stdout.startswith("mine-TextCraft-v0:\n"), result.output
 

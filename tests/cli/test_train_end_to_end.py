@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rllm_gym.checkpoints import RESUMED_FROM, newest_checkpoint, read_results
+from rllm_gym.checkpoints import newest_checkpoint, read_results
+from rllm_gym.lineage import RESUMED_FROM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -113,6 +114,32 @@ def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> Non
     checkpoint = newest_checkpoint(trials(folder)[-1])
     assert checkpoint is not None
     assert checkpoint.training_iteration == read_results(trials(folder)[-1])[-1]["training_iteration"] < 10
+
+
+def test_a_killed_driver_leaves_every_result_that_it_has_shown(folder: Path) -> None:
+    with subprocess.Popen(
+        command("rllib", "train", "file", write_experiment(folder, 500)),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step 2/"):
+                process.kill()
+    killed = trials(folder)[-1]
+    steps = [result["training_iteration"] for result in read_results(killed)]
+    assert len(steps) >= 2
+    assert (killed / "progress.csv").read_text().count("\n") == 1 + len(
+        (killed / "result.json").read_text().splitlines()
+    )
+    assert list(killed.glob("events.out.tfevents.*"))
+    checkpoint = newest_checkpoint(killed)
+    assert checkpoint is not None
+    run(folder, "rllib", "train", "file", write_experiment(folder, steps[-1] + 1), "--resume")
+    assert [r["training_iteration"] for r in read_results(trials(folder)[-1])] == [*range(1, steps[-1] + 2)]
 
 
 def test_a_run_is_evaluated_and_exported(folder: Path) -> None:

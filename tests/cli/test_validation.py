@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rllm_gym.cli.rllib import app
+from rllm_gym.errors import ConfigError
 
 GOOD = """\
 quick:
@@ -24,7 +25,7 @@ quick:
 
 
 def dry_run(path: Path) -> Result:
-    return CliRunner().invoke(app, ["train", "file", str(path), "--dry-run"])
+    return CliRunner().invoke(app, ["train", "file", str(path), "--dry-run", "--no-reset"])
 
 
 def faults(tmp_path: Path, text: str) -> list[str]:
@@ -44,11 +45,34 @@ def test_the_good_file_passes(tmp_path: Path) -> None:
     assert dry_run(tmp_path / "x.yaml").exit_code == 0
 
 
+@pytest.mark.timeout(60)
+def test_yaml_that_grows_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 12)]
+    [line] = faults(tmp_path, "\n".join(lines))
+    assert line == "x.yaml:1: not YAML: it holds more than 100,000 values, aliases resolved."
+    [line] = faults(tmp_path, f"a: {'[' * 20_000}")
+    assert line == "x.yaml: not YAML: it is nested too deeply."
+    result = dry_run(Path("/dev/zero"))
+    assert (result.exit_code, result.stderr) == (
+        2, "/dev/zero: cannot be read: an experiment must be smaller than 4,194,304 bytes.\n",
+    )  # fmt: skip
+
+
+def test_nan_is_refused_in_python_as_in_yaml() -> None:
+    from rllm_gym.algorithms import GRPOConfig
+
+    for options in ({"deepspeed": {"x": float("nan")}}, {"engine_options": {"swap_space": [float("inf")]}}):
+        [name] = options
+        with pytest.raises(ConfigError, match=f"GRPOConfig: {name} must hold finite numbers; got "):
+            GRPOConfig().environment("rllm_gym/TextCraft-v0").env_runners(**options).validate()
+
+
 def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD.replace("groups_per_step: 2", "engine_options: {enforce_eager: true}"))
     # A process of its own: what vLLM prints it prints once, when it is imported.
-    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), "--dry-run"]
+    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), "--dry-run", "--no-reset"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -85,6 +109,57 @@ CASES = {
         "groups_per_step: 2",
         "temperature: '1.0'",
         "x.yaml:8: config.temperature must be a number of at least 0; got '1.0'.",
+    ),
+    "seed below 0": (
+        "groups_per_step: 2",
+        "seed: -1",
+        "x.yaml:8: config.seed must be a whole number of at least 0 or null; got -1.",
+    ),
+    "time-out below 0": (
+        "groups_per_step: 2",
+        "episode_timeout_s: -1",
+        "x.yaml:8: config.episode_timeout_s must be a number above 0 or null; got -1.",
+    ),
+    "top_p of 0": (
+        "groups_per_step: 2",
+        "top_p: 0.0",
+        "x.yaml:8: config.top_p must be a number above 0 and at most 1; got 0.0.",
+    ),
+    "infinite temperature": (
+        "groups_per_step: 2",
+        "temperature: .inf",
+        "x.yaml:8: config.temperature must be a finite number; got inf.",
+    ),
+    "NaN inside an option": (
+        "groups_per_step: 2",
+        "deepspeed:\n      zero_optimization:\n        reduce_bucket_size: .nan",
+        "x.yaml:10: config.deepspeed.zero_optimization.reduce_bucket_size must be a finite number; got nan.",
+    ),
+    "NaN in a sweep": (
+        "groups_per_step: 2",
+        "lr: {grid_search: [1e-4, .nan]}",
+        "x.yaml:8: config.lr.grid_search.1 must be a finite number; got nan.",
+    ),
+    "a stop that is never met": (
+        "{training_iteration: 10}",
+        "{training_iteration: .inf}",
+        "x.yaml:4: stop.training_iteration must be a finite number; got inf.",
+    ),
+    "NUL byte in a path": (
+        "{depth: 1}",
+        '{item_ids: "a\\0b"}',
+        "x.yaml:7: a text cannot hold a NUL character; got 'a\\x00b'. Leave it out.",
+    ),
+    "NUL byte in the file": (
+        "groups_per_step: 2",
+        "groups_per_step: \0",
+        "x.yaml:8: not YAML: the character #x0000 cannot stand here.",
+    ),
+    "item ids of a device": (
+        "{depth: 1}",
+        "{item_ids: /dev/zero}",
+        "x.yaml:7: TextCraftEnv: item_ids must be a list of ids, or a JSON or JSON Lines file that holds some; got "
+        "'/dev/zero', which cannot be read (it is no regular file). Correct it.",
     ),
     "learning rate below 0": (
         "groups_per_step: 2",
@@ -440,7 +515,17 @@ def test_what_is_no_experiment_is_one_line(text: str, tmp_path: Path) -> None:
 
 def test_options_make_the_same_experiment_as_a_file(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(GOOD)
-    arguments = ["train", "--algo", "GRPO", "--env", "rllm_gym:rllm_gym/TextCraft-v0", "--name", "quick", "--dry-run"]
+    arguments = [
+        "train",
+        "--algo",
+        "GRPO",
+        "--env",
+        "rllm_gym:rllm_gym/TextCraft-v0",
+        "--name",
+        "quick",
+        "--dry-run",
+        "--no-reset",
+    ]
     arguments += ["--stop", '{"training_iteration": 10}']
     arguments += ["--config", '{"base_model": "tiny", "env_config": {"depth": 1}, "groups_per_step": 2}']
     by_options = CliRunner().invoke(app, arguments)

@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import tracemalloc
 
 import pytest
 import zstandard
 
 from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, TrajectoryWriter, list_shards, read_episodes
-from rllm_gym.errors import TrajectoryError
+from rllm_gym.data.pairs import best_and_worst
+from rllm_gym.data.reader import read_stored
+from rllm_gym.errors import StorageError, TrajectoryError
 
 
 def record(number, **fields):
@@ -176,7 +179,7 @@ def test_when_the_disk_is_full_nothing_of_the_append_stays(tmp_path, monkeypatch
     writer.append([record(0)])
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) - 5]))
-    with pytest.raises(OSError, match="bytes fit into"):
+    with pytest.raises(StorageError, match=r"does not take them: only \d+ of \d+ bytes fit in\. Make room"):
         writer.append([record(1), record(2)])
     monkeypatch.undo()
     writer.append([record(3)])
@@ -185,10 +188,33 @@ def test_when_the_disk_is_full_nothing_of_the_append_stays(tmp_path, monkeypatch
     assert seeds(tmp_path) == [0, 3]
 
 
+def test_a_disk_that_is_full_is_said_by_its_name(tmp_path, monkeypatch):
+    writer = TrajectoryWriter(tmp_path)
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, flags, mode=0o777: real("/dev/full", os.O_WRONLY))
+    monkeypatch.setattr(os, "ftruncate", lambda fd, size: None)
+    with pytest.raises(StorageError, match=f"{tmp_path} does not take them: No space left on device"):
+        writer.append([record(0)])
+
+
+def test_a_folder_that_is_deleted_swallows_no_episodes(tmp_path):
+    folder = tmp_path / "trajectories"
+    writer = TrajectoryWriter(folder)
+    writer.append([record(0)])
+    shutil.rmtree(folder)
+    with pytest.raises(StorageError, match=r"its open shard episodes-000000\.jsonl was deleted"):
+        writer.append([record(1)])
+    sealing = TrajectoryWriter(tmp_path / "other", shard_bytes=1)
+    sealing.append([record(0)])
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(StorageError, match="No such file or directory"):
+        sealing.append([record(1)])
+
+
 def test_a_writer_that_never_wrote_leaves_no_empty_shard(tmp_path, monkeypatch):
     writer = TrajectoryWriter(tmp_path)
     monkeypatch.setattr(os, "write", lambda fd, data: 0)
-    with pytest.raises(OSError, match="only 0 of"):
+    with pytest.raises(StorageError, match="only 0 of"):
         writer.append([record(0)])
     writer.close()
     assert names(tmp_path) == ["manifest.json"]
@@ -217,8 +243,6 @@ def test_half_a_surrogate_pair_in_an_environments_text_does_not_end_the_run(tmp_
     [
         ({"schema_version": 1}, r"schema_version must be 2; got 1 in .*\.jsonl:2\. Read it with"),
         ({"schema_version": 7}, r"schema_version must be 2; got 7 in .*\.jsonl:2\. Read it with"),
-        ({"seed": "x"}, r"\.jsonl:2 must be a trajectory record; got seed: .* valid integer"),
-        ({"colour": 1}, "got colour: Extra inputs are not permitted"),
     ],
 )
 def test_a_record_of_another_schema_is_named_with_its_file_and_line(tmp_path, change, message):
@@ -239,10 +263,56 @@ def test_a_last_record_of_another_schema_is_never_taken_for_a_torn_tail(tmp_path
     assert shard.read_bytes() == line(0) + other + b"\n"
 
 
-def test_a_damaged_line_in_the_middle_is_an_error_and_not_a_torn_tail(tmp_path):
-    open_shard(tmp_path, line(0) + line(1)[:20] + b"\n" + line(2))
-    with pytest.raises(TrajectoryError, match=r"\.jsonl:2 must be a trajectory record"):
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (line(1)[:20] + b"\n", "got record: Invalid JSON"),
+        (b"\x00\xff" * 40 + b"\n", "got record: Invalid JSON"),
+        (line(1).replace(b'"seed":1', b'"seed":"x"'), "got seed: Input should be a valid integer"),
+        (line(1).replace(b'"seed":1', b'"seed":1,"colour":1'), "got colour: Extra inputs are not permitted"),
+    ],
+)
+def test_a_damaged_record_is_lost_alone_and_said_with_its_file_and_line(tmp_path, caplog, bad, why):
+    shard = open_shard(tmp_path, line(0) + bad + line(2) + bad)
+    assert seeds(tmp_path) == [0, 2]
+    first, second, total = [message for message in caplog.messages if "torn tail" not in message]
+    assert first.startswith(f"read_episodes: {shard}:2 must be a trajectory record; {why}")
+    assert second.startswith(f"read_episodes: {shard}:4 must be")
+    assert total == f"read_episodes: left out 2 damaged records of {tmp_path}; read 2"
+
+
+def test_a_path_without_one_good_record_is_an_error(tmp_path):
+    shard = open_shard(tmp_path, b'{"prompt": "a"}\n{"prompt": "b"}\n')
+    with pytest.raises(TrajectoryError, match=f"{shard}:1 must be a trajectory record; got env_id: Field required"):
         seeds(tmp_path)
+
+
+def resumed(run, name, origin, numbers, **fields):
+    """A trial of a run, which goes on from another one, and played these episodes."""
+    write(run / name / "trajectories", numbers, **fields)
+    if origin:
+        (run / name / "resumed_from.json").write_text(json.dumps({"trial": origin, "training_iteration": 0}))
+
+
+def test_of_episodes_that_a_resumed_trial_plays_again_only_its_own_are_read(tmp_path):
+    # a: 0 1 2 3 (killed); b went on after 0 and was killed, then c from the same checkpoint; d went on from c.
+    resumed(tmp_path, "1_a", None, [0, 1, 2, 3], shard_bytes=1)
+    resumed(tmp_path, "2_b", "1_a", [1, 2])
+    resumed(tmp_path, "3_c", "1_a", [1])
+    resumed(tmp_path, "4_d", "3_c", [3, 4])
+    resumed(tmp_path, "5_other", None, [0, 1])  # began anew: episodes of its own, whatever their ids
+    found = [(shard.parent.parent.name, record.seed) for shard, record in read_stored(tmp_path)]
+    assert found == [("1_a", 0), ("2_b", 2), ("3_c", 1), ("4_d", 3), ("4_d", 4), ("5_other", 0), ("5_other", 1)]
+    assert seeds(tmp_path / "1_a") == [0, 1, 2, 3]  # nothing is stored twice there
+    assert best_and_worst(tmp_path) == []
+
+
+def test_only_the_agent_that_is_stored_again_is_left_out(tmp_path):
+    for name, agents in (("a", "xy"), ("b", "x")):
+        resumed(tmp_path, name, {"b": "a"}.get(name), [])
+        with TrajectoryWriter(tmp_path / name / "trajectories") as writer:
+            writer.append([record(7, agent_id=agent, info={"episode_id": '"episode_id":"8"'}) for agent in agents])
+    assert [(shard.parent.parent.name, r.agent_id) for shard, r in read_stored(tmp_path)] == [("a", "y"), ("b", "x")]
 
 
 def test_a_folder_of_an_unknown_schema_version_is_not_appended_to(tmp_path):

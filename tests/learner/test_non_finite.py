@@ -76,6 +76,18 @@ def test_of_several_minibatches_only_the_one_that_is_not_finite_is_skipped(tiny_
     assert all(np.isfinite(value).all() for value in after.values())
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_resumed_run_goes_on_with_what_is_left_of_its_skipped_steps(tiny_model, tmp_path, stage):
+    config = make_config(tiny_model, zero_stage=stage, skip_non_finite_steps=1, **ADAM)
+    group = make_group(config)
+    update(group, poisoned())
+    group._learner.save_engines(str(tmp_path))
+    again = make_group(config)
+    again._learner.load_engines(str(tmp_path))
+    with pytest.raises(NonFiniteError, match=r"at train step 3; 2 steps were skipped, skip_non_finite_steps is 1\."):
+        update(again, poisoned(), train_step=3)
+
+
 def text_of_failure(learner, shards) -> str:
     """Train on this learner's share, where it is; a learner that has failed answers nobody any more."""
     data, settings = shards[torch.distributed.get_rank()]

@@ -1,0 +1,99 @@
+"""Whether vLLM's key-value cache holds an episode, and the machine the cache: known from the model's configuration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.errors import ConfigError
+
+
+def machine_bytes() -> int:
+    """Return this machine's memory, or what the container may have of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    texts = [limit.read_text().strip() for limit in limits if limit.is_file()]
+    return min([total, *(int(text) for text in texts if text.isdigit())])
+
+
+def gpu_bytes() -> int | None:
+    """Return the memory of the first GPU; None without one."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+def describe_cache(config: Any, model: str, *, is_joined: bool) -> str:
+    """Return a line on how many tokens and episodes the cache holds.
+
+    Args:
+        model: a folder.
+        is_joined: the samplers run on a cluster, of whose memory nothing is known.
+
+    Raises:
+        ConfigError: it cannot hold one episode of `max_model_len`, or the machine cannot hold the caches.
+    """
+    from transformers import AutoConfig
+
+    hf = AutoConfig.from_pretrained(model, trust_remote_code=config.engine_options.get("trust_remote_code", False))
+    hf = hf.get_text_config()
+    per_token = _bytes_per_token(hf, config)
+    gpu = gpu_bytes()
+    cache = config.engine_options.get("kv_cache_memory_bytes")
+    if cache is None:
+        cache = _default_cache(config, model, gpu)
+    num_tokens = int(cache // per_token)
+    episodes = num_tokens / config.max_model_len
+    if num_tokens < config.max_model_len and _keeps_every_token(hf):
+        raise ConfigError(
+            f"engine_options: the key-value cache must hold an episode of max_model_len {config.max_model_len}, "
+            f"{_gib(config.max_model_len * per_token)}; got {_gib(cache)} for {num_tokens:,} tokens. Raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization, or lower max_model_len."
+        )
+    total = cache * config.num_env_runners
+    if gpu is None and not is_joined and total > machine_bytes():
+        raise ConfigError(
+            f"engine_options: this machine must hold the key-value caches; got {config.num_env_runners} of "
+            f"{_gib(cache)}, and it has {_gib(machine_bytes())}. Lower kv_cache_memory_bytes or num_env_runners."
+        )
+    return f"key-value cache: {_gib(cache)} for {num_tokens:,} tokens, {episodes:,.1f} episodes of max_model_len"
+
+
+def _bytes_per_token(hf: Any, config: Any) -> int:
+    """Return the bytes of one token's keys and values over all layers; an upper bound where some are shared."""
+    num_heads = hf.num_attention_heads
+    num_kv_heads = getattr(hf, "num_key_value_heads", None) or num_heads
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // num_heads
+    cache_dtype = str(config.engine_options.get("kv_cache_dtype", "auto"))
+    item = 1 if "8" in cache_dtype else 4 if cache_dtype == "auto" and config.dtype == "float32" else 2
+    return 2 * hf.num_hidden_layers * num_kv_heads * head_dim * item
+
+
+def _keeps_every_token(hf: Any) -> bool:
+    """Return whether every layer caches every token in full, so that the bound is what is needed."""
+    kinds = set(getattr(hf, "layer_types", None) or ["full_attention"])
+    return kinds == {"full_attention"} and not hasattr(hf, "kv_lora_rank")
+
+
+def _default_cache(config: Any, model: str, gpu: int | None) -> int:
+    from rllm_gym.rollout.engines.vllm import DEFAULT_KV_CACHE_BYTES, EngineArgs
+
+    if gpu is None:
+        return DEFAULT_KV_CACHE_BYTES
+    share = config.engine_options.get("gpu_memory_utilization", EngineArgs.gpu_memory_utilization)
+    num_gpus = config.engine_options.get("tensor_parallel_size", 1)
+    return int(share * gpu * num_gpus) - _weight_bytes(model, config)
+
+
+def _weight_bytes(model: str, config: Any) -> int:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    return sum(parameter.numel() for parameter in lm.parameters()) * (4 if config.dtype == "float32" else 2)
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:,.2f} GiB"

@@ -1,0 +1,239 @@
+"""A dry run says what training would meet: first prompt, cache, machine; neither Ray nor an engine starts."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner, Result
+
+from rllm_gym.cli import first_prompt, preview, sampler_memory
+from rllm_gym.cli.rllib import app
+from rllm_gym.rollout.environments import EnvironmentSpec
+
+EXPERIMENT = """\
+quick:
+  run: GRPO
+  env: rllm_gym/TextCraft-v0
+  config:
+    env_config: {depth: 1}
+    groups_per_step: 2
+    max_model_len: 1024
+"""
+FAULTY = '''\
+import os, subprocess, sys, time
+from rllm_gym.envs.base import TextEnv
+from rllm_gym.errors import EnvError
+from rllm_gym.registration import register_text_env
+
+
+class Faulty(TextEnv):
+    """Fails at the reset."""
+
+    name, num_items = "faulty", 2
+
+    def __init__(self, how="raise", **kwargs):
+        super().__init__(**kwargs)
+        self.how = how
+
+    def _split_indices(self, split):
+        return range(2)
+
+    def _reset_item(self, index):
+        if self.how == "exit":
+            os._exit(3)
+        if self.how == "hang":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            open("child", "w").write(str(child.pid))
+            time.sleep(600)
+        raise EnvError("needs Chromium: apt install chromium")
+
+
+register_text_env("me/Faulty-v0", Faulty)
+'''
+
+
+def dry_run(tmp_path: Path, text: str, *options: str) -> Result:
+    (tmp_path / "x.yaml").write_text(text)
+    storage = ("--storage-path", str(tmp_path / "runs"))
+    return CliRunner().invoke(app, ["train", "file", str(tmp_path / "x.yaml"), "--dry-run", *storage, *options])
+
+
+def fault(result: Result, tmp_path: Path) -> str:
+    assert (result.exit_code, result.stdout) == (1, "")
+    [line] = result.stderr.splitlines()
+    return line.removeprefix(f"{tmp_path}/")
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def started(**options: object) -> None:
+        raise AssertionError("a dry run started Ray")
+
+    monkeypatch.setattr(ray, "init", started)
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[first_prompt.FirstPrompt]:
+    """What the environments' resets come to, without a process."""
+    found = [first_prompt.FirstPrompt(num_tokens=300)]
+    monkeypatch.setattr(preview, "first_prompts", lambda config: iter(found))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_dry_run_counts_the_first_prompt_and_its_output_runs(tmp_path: Path) -> None:
+    result = dry_run(tmp_path, EXPERIMENT)
+    assert result.exit_code == 0, result.output
+    # The first task of the run's seed, as the run itself would render it.
+    import gymnasium
+
+    from rllm_gym.rollout.loop import seed_of
+    from rllm_gym.training.task_sampler import TaskSampler
+
+    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", depth=1)
+    [group] = TaskSampler([env.unwrapped.item_ids], [1.0], seed=0, group_size=8).groups(0, 1)
+    tokens, _ = env.reset(seed=seed_of(*group.key, 0), options={"item_id": group.item_id})
+    assert f"# first prompt: {len(tokens)} tokens\n" in result.stdout
+    # 2 (keys, values) x 4 layers x 2 heads x 64 x 4 bytes = 4 KiB a token; of 1 GiB, and 1024 an episode.
+    assert "# key-value cache: 1.00 GiB for 262,144 tokens, 256.0 episodes of max_model_len\n" in result.stdout
+    assert "not checked" not in result.stdout
+    again = dry_run(tmp_path, result.stdout, "--no-reset")
+    assert again.exit_code == 0, again.output
+    assert yaml.safe_load(again.stdout) == yaml.safe_load(result.stdout)
+    assert (
+        "# not checked: the environments' reset (--no-reset), and what it starts: browsers, Java, games\n"
+        in again.stdout
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("raise", "EnvError: needs Chromium: apt install chromium"),
+        ("exit", "the environment ended its process at the reset"),
+        ("hang", "the environment's reset took more than 5 s"),
+    ],
+)
+def test_an_environment_that_fails_hangs_or_dies_at_its_reset_is_said(
+    calling_folder: Path, monkeypatch: pytest.MonkeyPatch, how: str, why: str
+) -> None:
+    (calling_folder / "my_package" / "faulty.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(str(calling_folder))
+    spec = EnvironmentSpec("faulty", "my_package.faulty:me/Faulty-v0", {"how": how})
+    monkeypatch.setattr(first_prompt, "_settings", lambda config: {
+        "model": str(Path(first_prompt.__file__).parents[1] / "assets" / "tiny"), "chat_template": None, "seed": 0,
+        "group_size": 2,
+    })  # fmt: skip
+    [found] = first_prompt.first_prompts(SimpleNamespace(environments=[spec]), reset_timeout_s=5.0)
+    assert found.error is not None
+    assert why in found.error
+    if how == "hang":  # what it had started is gone, too
+        pid = int((calling_folder / "child").read_text())
+        while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+            time.sleep(0.05)
+
+
+def test_a_failing_reset_is_one_line_and_code_1(tmp_path: Path, prompts: list[first_prompt.FirstPrompt]) -> None:
+    prompts[0] = first_prompt.FirstPrompt(error="EnvError: needs Chromium")
+    assert fault(dry_run(tmp_path, EXPERIMENT), tmp_path) == "x.yaml:3: TextCraft-v0: EnvError: needs Chromium"
+
+
+def test_a_prompt_without_room_is_said_with_its_tokens(tmp_path: Path, prompts: list[first_prompt.FirstPrompt]) -> None:
+    prompts[0] = first_prompt.FirstPrompt(num_tokens=961)
+    assert fault(dry_run(tmp_path, EXPERIMENT), tmp_path) == (
+        "x.yaml:7: a first prompt and one turn must fit in max_model_len = 1024; got 961 + 64 tokens of TextCraft-v0. "
+        "Raise max_model_len or lower max_new_tokens."
+    )
+    prompts[0] = first_prompt.FirstPrompt(num_tokens=960)
+    assert dry_run(tmp_path, EXPERIMENT).exit_code == 0
+
+
+def test_a_length_beyond_the_models_own_is_what_vllm_says(tmp_path: Path, prompts: object) -> None:
+    line = fault(dry_run(tmp_path, EXPERIMENT.replace("1024", "100000")), tmp_path)
+    assert line.startswith(
+        "x.yaml:7: User-specified max_model_len (100000) is greater than the derived max_model_len "
+        "(max_position_embeddings=16384"
+    )
+
+
+def test_a_cache_that_holds_no_episode_is_said(tmp_path: Path, prompts: object) -> None:
+    # An episode takes 1024 x 4 KiB = 4 MiB.
+    cached = EXPERIMENT + "    engine_options: {kv_cache_memory_bytes: %d}\n"
+    assert dry_run(tmp_path, cached % 2**22).exit_code == 0
+    assert fault(dry_run(tmp_path, cached % (2**22 - 1)), tmp_path) == (
+        "x.yaml:8: engine_options: the key-value cache must hold an episode of max_model_len 1024, 0.00 GiB; got 0.00 "
+        "GiB for 1,023 tokens. Raise kv_cache_memory_bytes or gpu_memory_utilization, or lower max_model_len."
+    )
+
+
+def test_caches_beyond_the_machines_memory_are_said(
+    tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_memory, "machine_bytes", lambda: 3 * 2**30)
+    assert dry_run(tmp_path, EXPERIMENT + "    num_env_runners: 3\n").exit_code == 0
+    assert "must hold the key-value caches; got 4 of 1.00 GiB, and it has 3.00 GiB." in fault(
+        dry_run(tmp_path, EXPERIMENT + "    num_env_runners: 4\n"), tmp_path
+    )
+
+
+def test_on_a_gpu_the_cache_is_what_the_weights_leave(
+    tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(p.numel() for p in _tiny().parameters()) * 4
+    monkeypatch.setattr(sampler_memory, "gpu_bytes", lambda: 2 * (weights + 2**22))
+    shared = EXPERIMENT + "    engine_options: {gpu_memory_utilization: 0.5}\n"
+    assert "0.00 GiB for 1,024 tokens, 1.0 episodes" in dry_run(tmp_path, shared).stdout
+    assert "must hold an episode" in fault(dry_run(tmp_path, shared.replace("0.5", "0.49")), tmp_path)
+
+
+def _tiny() -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(Path(first_prompt.__file__).parents[1] / "assets" / "tiny")
+
+
+def test_a_gpu_too_many_is_refused_as_training_refuses_it(
+    tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    result = dry_run(tmp_path, EXPERIMENT + "    num_gpus_per_env_runner: 1\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("ray: a trial must fit this machine; it asks for 1 GPUs, and there are 0.")
+
+
+def test_a_gpu_needs_a_compiler(tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(preview.shutil, "which", lambda name: None)
+    line = fault(dry_run(tmp_path, EXPERIMENT + "    num_gpus_per_env_runner: 1\n"), tmp_path)
+    assert line.endswith("engine: vllm compiles for a GPU with a C compiler; got none. Install gcc, or set CC.")
+
+
+def test_what_cannot_be_known_here_is_listed(tmp_path: Path, prompts: object) -> None:
+    text = EXPERIMENT + "    base_model: someone/on-the-hub\n"
+    out = dry_run(tmp_path, text).stdout
+    assert "# not checked: someone/on-the-hub, which is not on this machine: prompts, max_model_len and the key" in out
+    assert "first prompt" not in out
+    out = dry_run(tmp_path, EXPERIMENT + "    engine: transformers\n").stdout
+    assert "# not checked: the engine transformers\n" in out
+
+
+def test_no_reset_without_a_dry_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(EXPERIMENT)
+    result = CliRunner().invoke(app, ["train", "file", str(tmp_path / "x.yaml"), "--no-reset"])
+    assert (result.exit_code, result.stderr) == (
+        2, "--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.\n",
+    )  # fmt: skip
+    assert os.listdir(tmp_path) == ["x.yaml"]
