@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 from rllm_gym.errors import ConfigError
 
@@ -27,6 +28,14 @@ _TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",
 )
+
+
+def attention_of(config: Any) -> str | None:
+    """Return the implementation of attention that a model needs, from its transformers configuration; None is any.
+
+    Gemma 2 holds its attention logits down (`attn_logit_softcapping`), which PyTorch's fused attention does not.
+    """
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def resolve_base_model(name: str | Path, *, timeout_s: float = 10.0, allow_lookup: bool = True) -> Path | str:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.models import LORA_A, LORA_B, resolve_base_model
+from rllm_gym.models import LORA_A, LORA_B, attention_of, resolve_base_model
 
 State = dict[str, Any]
 CHUNK_LOGITS = 2**25  # 128 MiB in float32; softmax and its gradient take about four times that
@@ -22,7 +22,9 @@ CHUNK_LOGITS = 2**25  # 128 MiB in float32; softmax and its gradient take about 
 
 def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
     """Load a causal language model; `base_model` is what `rllm_gym.models.resolve_base_model` takes."""
-    lm = AutoModelForCausalLM.from_pretrained(str(resolve_base_model(base_model)), dtype=getattr(torch, dtype))
+    model = str(resolve_base_model(base_model))
+    attention = attention_of(AutoConfig.from_pretrained(model))
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation=attention)
     lm.config.use_cache = False
     return lm
 

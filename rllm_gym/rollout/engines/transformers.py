@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.models import attention_of
 from rllm_gym.rollout.engines import check_options, check_weight_names
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
 
@@ -43,7 +44,10 @@ class TransformersEngine:
         check_options("transformers", options)
         if isinstance(model, str):
             device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-            lm: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+            attention = attention_of(AutoConfig.from_pretrained(model))
+            lm: Any = AutoModelForCausalLM.from_pretrained(
+                model, dtype=getattr(torch, dtype), attn_implementation=attention
+            )
             lm.to(device)
         else:
             lm = model

@@ -1,0 +1,171 @@
+"""What passes from the runner to the learner and into the records is what was meant, number for number."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rllm_gym.data import read_episodes
+from tests.conftest import make_tokenizer
+from tests.wiring.harness import Run, run
+
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
+MANY_MICRO_BATCHES = {"tokens_per_micro_batch": 150, "grad_clip": None, "deepspeed": SGD}
+
+
+@pytest.fixture(scope="module")
+def restless_model(tmp_path_factory, tiny_model):
+    """The tiny model with dropout everywhere, which no pass may use."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, attention_dropout=0.5)
+    folder = tmp_path_factory.mktemp("restless")
+    lm.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def plain_loss(base_model, found: Run, config) -> tuple[torch.Tensor, torch.nn.Module]:
+    """The loss of a train step, from its samples, by loops and nothing but torch."""
+    lm = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32).eval()
+    reference = AutoModelForCausalLM.from_pretrained(config["reference"], dtype=torch.float32).eval()
+    total, num_tokens = torch.zeros(()), sum(int((sample.weight > 0).sum()) for sample in found.trained)
+    for sample in found.trained:
+        ids = torch.as_tensor(sample.tokens)
+        at = torch.as_tensor(sample.weight[1:] > 0)
+        all_logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1] / config["temperature"], -1)
+        logp = all_logp.gather(-1, ids[1:, None])[:, 0][at]
+        with torch.no_grad():
+            ref = torch.log_softmax(reference(input_ids=ids[None]).logits[0, :-1] / config["temperature"], -1)
+        delta = ref.gather(-1, ids[1:, None])[:, 0][at] - logp
+        entropy = -(all_logp.exp() * all_logp).sum(-1)[at]
+        ratio = (logp - torch.as_tensor(sample.old_logp[1:])[at]).exp()
+        advantage = torch.as_tensor(sample.advantage[1:])[at]
+        for r, a, d, h in zip(ratio, advantage, delta, entropy, strict=True):
+            clipped = r.clamp(1 - config["clip_low"], 1 + config["clip_high"])
+            kl = d.exp() - d - 1
+            total = total - torch.minimum(r * a, clipped * a) + config["kl_coeff"] * kl - config["entropy_coeff"] * h
+    return total / num_tokens, lm
+
+
+@pytest.mark.parametrize(
+    "terms", [{}, {"entropy_coeff": 0.7}, {"kl_coeff": 0.9}, {"entropy_coeff": 0.3, "kl_coeff": 2.0}]
+)
+def test_the_loss_of_several_micro_batches_is_plain_torchs(ray_cluster, restless_model, other_model, terms):
+    settings = {"clip_low": 0.05, "clip_high": 0.5, "temperature": 0.8, "kl_coeff": 0.0, "entropy_coeff": 0.0} | terms
+    options = MANY_MICRO_BATCHES | settings | {"kl_kind": "k3"}
+    with run(restless_model, **options) as found:
+        assert len(found.batches) > 3
+        assert found.metrics["clip_fraction"] > 0.2
+        loss, lm = plain_loss(restless_model, found, settings | {"reference": restless_model})
+        loss.backward()
+        assert sum(found.losses) == pytest.approx(float(loss.detach()), abs=1e-5)
+        after = found.weights
+        for name, parameter in lm.named_parameters():
+            if name in after and parameter.grad is not None:
+                moved = after[name] - found.before[name]
+                np.testing.assert_allclose(moved, -parameter.grad.numpy(), atol=2e-5, err_msg=name)
+
+
+def test_the_trainers_log_probabilities_are_a_plain_forwards_also_where_the_model_has_dropout(
+    ray_cluster, restless_model
+):
+    with run(restless_model, old_logp="recompute", num_epochs=2, lr=0.0) as found:
+        lm = AutoModelForCausalLM.from_pretrained(restless_model, dtype=torch.float32).eval()
+        for sample in found.trained:
+            ids, at = torch.as_tensor(sample.tokens), sample.weight > 0
+            with torch.no_grad():
+                logp = torch.log_softmax(lm(input_ids=ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
+            np.testing.assert_allclose(sample.trainer_logp[at], logp[at[1:]], atol=1e-5)
+        assert found.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
+        assert found.metrics["clip_fraction"] == 0.0
+
+
+def test_an_evaluation_plays_all_tasks_of_its_split_and_no_other(ray_cluster, tiny_model):
+    with run(tiny_model, steps=0) as found:
+        for split, parity in (("eval", 1), ("train", 0)):
+            metrics, episodes = found.algo.evaluate_split(split, 12, horizon=2, seed=3)
+            played = Counter(episode.item_id for episode in episodes)
+            assert played == {f"maze_{k}": 2 for k in range(12) if k % 2 == parity}
+            assert metrics["num_episodes"] == 12
+            assert {episode.num_env_steps for episode in episodes} <= {1, 2}
+        # Every episode has a seed of its own.
+        assert len({episode.seed for episode in episodes}) == 12
+
+
+def test_what_ended_an_episode_reaches_the_learner(ray_cluster, tiny_model):
+    with run(tiny_model, max_model_len=100, filter_groups="off") as found:
+        ends = Counter(episode.end_reason for episode in found.algo.sampled.played)
+        assert ends["terminated"] > 1
+        assert ends["horizon"] + ends["context_limit"] > 1
+        by_id = {episode.episode_id: episode for episode in found.algo.sampled.played}
+        for sample in found.samples:
+            end_reason = by_id[sample.episode].end_reason
+            assert sample.is_terminated == (end_reason == "terminated")
+            assert sample.is_overlong == (end_reason == "context_limit")
+            assert sample.is_success == bool(by_id[sample.episode].info["is_success"])
+
+
+def test_rewards_and_advantages_are_stored_as_they_were_trained_on(ray_cluster, tiny_model):
+    with run(tiny_model, save_trajectories=True, old_logp="recompute", num_epochs=2) as found:
+        samples = {sample.episode: sample for sample in found.samples}
+        records = list(read_episodes(found.algo.trajectories_path))
+        assert len(records) == len(samples) == 12
+        for record in records:
+            sample = samples[record.episode_id]
+            at = sample.weight > 0
+            stored = [np.concatenate([getattr(turn, name) for turn in record.turns]) for name in ("advantage", "logp")]
+            np.testing.assert_allclose(stored[0], sample.advantage[at], atol=1e-6)
+            np.testing.assert_allclose(stored[1], sample.old_logp[at], atol=1e-6)
+            assert sum(turn.reward for turn in record.turns) == pytest.approx(float(sample.reward.sum()))
+        best = max(records, key=lambda record: sum(turn.reward for turn in record.turns))
+        assert np.concatenate([turn.advantage for turn in best.turns]).mean() > 0
+
+
+def test_every_request_for_episodes_begins_with_an_empty_prefix_cache(ray_cluster, tiny_model):
+    with run(tiny_model, steps=0) as found:
+        before = found.engine.num_cache_resets
+        found.algo.evaluate_split("eval", 2, horizon=1, seed=0)
+        assert found.engine.num_cache_resets == before + 1
+
+
+def test_an_adaptive_horizon_sees_the_success_of_each_train_step(ray_cluster, tiny_model):
+    schedule = {"type": "adaptive", "horizons": [2, 3], "min_steps_per_stage": 50}
+    with run(tiny_model, steps=3, scaling_inter=schedule, max_episode_steps=None) as found:
+        [stage] = found.algo.horizon_stages.values()
+        assert stage.success_rates == [result["env_runners"]["success_rate"] for result in found.results]
+        assert any(stage.success_rates)
+        assert any(stage.truncated_failures)
+
+
+RESUMED = {
+    "kl_coeff": 0.3,
+    "kl_target": 1e-3,
+    "lr": 1e-2,
+    "num_minibatches": 2,
+    "scaling_inter": {"type": "adaptive", "horizons": [2, 3], "min_steps_per_stage": 50},
+    "max_episode_steps": None,
+}
+
+
+@pytest.mark.parametrize(("method", "options"), [("GRPO", RESUMED), ("PPO", {"critic_lr": 1e-2, "lr": 1e-2})])
+def test_a_resumed_run_takes_the_same_next_step(ray_cluster, tiny_model, tmp_path, method, options):
+    with run(tiny_model, method=method, steps=2, **options) as straight:
+        path = straight.algo.save_to_path(str(tmp_path / "checkpoint"))
+        result = straight.algo.train()
+        with run(tiny_model, method=method, steps=0, **options) as resumed:
+            resumed.algo.restore_from_path(path)
+            again = resumed.algo.train()
+            assert {name: value.tobytes() for name, value in resumed.weights.items()} == {
+                name: value.tobytes() for name, value in straight.weights.items()
+            }
+            assert resumed.losses == straight.losses[-len(resumed.losses) :]
+            assert resumed.algo.horizon_stages == straight.algo.horizon_stages
+            for name in ("num_env_steps_sampled_lifetime", "num_episodes_lifetime", "success_rate"):
+                assert again["env_runners"][name] == result["env_runners"][name]
+            learner, before = again["learners"]["default_policy"], result["learners"]["default_policy"]
+            assert {k: v for k, v in learner.items() if not k.endswith("_s")} == {
+                k: v for k, v in before.items() if not k.endswith("_s")
+            }
