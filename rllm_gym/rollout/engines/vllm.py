@@ -17,6 +17,8 @@ for _name, _value in {
 
 import dataclasses
 import gc
+import re
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -56,6 +58,8 @@ def _hasattr(value: Any, name: str) -> bool:
 
 
 dispatcher.vars, dispatcher.hasattr = _vars, _hasattr
+# What is deprecated says so when it is looked at.
+warnings.filterwarnings("ignore", category=FutureWarning, module=re.escape(__name__))
 
 
 class VLLMEngine:
