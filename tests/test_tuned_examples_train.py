@@ -8,6 +8,7 @@ import pytest
 
 from rllm_gym.cli.check import check_experiment
 from rllm_gym.cli.experiment import read_experiment
+from tests.needs import skip_without
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
@@ -16,6 +17,7 @@ FOLDER = Path(__file__).parents[1] / "tuned_examples"
 
 @pytest.mark.parametrize("env", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])
 def test_the_tiny_example_takes_two_train_steps(env):
+    skip_without({"sciworld": "java", "textworld": "textworld", "webarena": "browser"}.get(env))
     [config] = check_experiment(read_experiment(FOLDER / env / "grpo_tiny.yaml"), allow_lookup=False).configs
     # Fewer episodes, and no evaluating before the first step; the rest is the example's.
     config.update_from_dict(

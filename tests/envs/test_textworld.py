@@ -15,6 +15,7 @@ from rllm_gym.envs.textworld.env import NOT_UNDERSTOOD, OVER, TextWorldEnv
 from rllm_gym.envs.textworld.games import Game, as_command
 from rllm_gym.errors import ConfigError, EnvError
 
+pytestmark = pytest.mark.usefixtures("needs_textworld")
 # go north, take the scented latchkey, unlock and open the hatch, go east, close the hatch
 HATCH = "textworld_5"
 
