@@ -52,7 +52,7 @@ def main(control: socket.socket, max_kept_games: int) -> None:
                 control.close()
                 with contextlib.suppress(EOFError, ConnectionError):  # the other end is closed
                     play(textworld, connection, folder, max_kept_games)
-                os._exit(0)
+                return
             connection.close()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)  # also those that hang
