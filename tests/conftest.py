@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import skip_without
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -76,6 +78,21 @@ def ray_cluster():
     ray.init(num_cpus=6, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def needs_browser() -> None:
+    skip_without("browser")
+
+
+@pytest.fixture(scope="session")
+def needs_java() -> None:
+    skip_without("java")
+
+
+@pytest.fixture(scope="session")
+def needs_textworld() -> None:
+    skip_without("textworld")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,6 +22,11 @@ LIBRARIES = ("deepspeed", "peft", "py4j", "ray", "torch", "transformers", "vllm"
 PRIVATE = [
     "py4j.java_gateway:GatewayClient._get_connection",
     "py4j.java_gateway:GatewayClient._give_back_connection",
+    "ray.experimental.internal_kv:_internal_kv_del",
+    "ray.experimental.internal_kv:_internal_kv_get",
+    "ray.experimental.internal_kv:_internal_kv_initialized",
+    "ray.experimental.internal_kv:_internal_kv_list",
+    "ray.experimental.internal_kv:_internal_kv_put",
     "ray.rllib.algorithms.algorithm:Algorithm._get_env_id_and_creator",
     "ray.rllib.algorithms.algorithm:Algorithm._make_on_env_runners_recreated_callbacks",
     "ray.rllib.algorithms.algorithm:Algorithm._should_create_evaluation_env_runners",

@@ -27,7 +27,7 @@ def test_only_training_tasks_that_have_an_expert_are_played():
     assert {task["intent_template"] for task in load_tasks()} >= set(web.WEBARENA_TEMPLATES)
 
 
-def test_miniwobs_episodes_repeat_and_are_short(monkeypatch):
+def test_miniwobs_episodes_repeat_and_are_short(monkeypatch, needs_browser):
     monkeypatch.setattr(web, "MINIWOB_TASKS", ("enter-text", "click-button", "click-option"))
     monkeypatch.setattr(web, "NUM_MINIWOB_ROUNDS", 2)
     first, again = (web.miniwob_episodes(np.random.default_rng(3)) for _ in range(2))
@@ -38,7 +38,7 @@ def test_miniwobs_episodes_repeat_and_are_short(monkeypatch):
 
 
 @pytest.fixture
-def env():
+def env(needs_browser):
     env = MiniWoBEnv(split="train", **web.miniwob_config())
     yield env
     env.close()
@@ -55,7 +55,7 @@ def test_a_mistake_is_a_legal_action_on_what_is_shown_and_the_expert_finds_on(en
             assert f"{re.search(r'[[][0-9]+[]]', action)[0]} " in shown
 
 
-def test_webarenas_episodes_are_solved_and_short(monkeypatch):
+def test_webarenas_episodes_are_solved_and_short(monkeypatch, needs_browser):
     monkeypatch.setattr(web, "WEBARENA_TEMPLATES", ("Show me {{list}}.",))
     monkeypatch.setattr(web, "NUM_WEBARENA_ROUNDS", 2)
     episodes = web.webarena_episodes(np.random.default_rng(0))

@@ -107,9 +107,7 @@ class TextWorldEnv(TextEnv):
     def _reset_item(self, index: int) -> str:
         self._history = []
         self._is_over = False
-        game = self._start()
-        self._close_game()  # after the next one has begun: with the last game the files go
-        self._game = game
+        self._game = Game(index % NUM_LEVELS + 1, index // NUM_LEVELS, replaces=self._game)
         self._plan = self._game.plan
         return self._game.opening
 
@@ -141,12 +139,9 @@ class TextWorldEnv(TextEnv):
         """A copy starts its own game and repeats the commands, when it is stepped."""
         return {**self.__dict__, "_game": None}
 
-    def _start(self) -> Game:
-        return Game(self.index % NUM_LEVELS + 1, self.index // NUM_LEVELS)
-
     def _live_game(self) -> Game:
         if self._game is None or self._game.is_foreign:
-            game = self._start()
+            game = Game(self.index % NUM_LEVELS + 1, self.index // NUM_LEVELS)
             plan = game.plan
             for command in self._history:
                 plan = game.step(command).plan

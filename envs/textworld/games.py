@@ -1,4 +1,4 @@
-"""TextWorld's games as they are played from here: each in a process of its own, see `server.py`."""
+"""TextWorld's games as they are played from here, in processes of their own, see `server.py`."""
 
 from __future__ import annotations
 
@@ -52,24 +52,31 @@ class Reply(NamedTuple):
 
 
 class Game:
-    """One running game, in a process of its own.
+    """One running game, in a process that plays no other.
 
     Args:
         level: 1 to 10: how many commands the quest takes.
         seed: of the map, the objects, the quest and the words.
+        replaces: a game that ends, and whose process plays this one.
 
     Raises:
         ConfigError: textworld is not installed.
         EnvError: the game could not be made; here and in `step`, its process died or did not answer.
     """
 
-    def __init__(self, level: int, seed: int) -> None:
+    def __init__(self, level: int, seed: int, *, replaces: Game | None = None) -> None:
         self._owner_pid = os.getpid()
-        self._server, self._connection = _begin_game()
         self._what = f"level {level} with seed {seed}"
         self._process_id: int | None = None
+        if replaces is not None and not replaces._connection.closed and not replaces.is_foreign:
+            self._server, self._connection, self._process_id = (
+                replaces._server, replaces._connection, replaces._process_id
+            )  # fmt: skip
+        else:
+            self._server, self._connection = _begin_game()
         try:
-            self._process_id = self._answer()
+            if self._process_id is None:
+                self._process_id = self._answer()
             state = self._ask(level, seed)
             if "error" in state:
                 raise EnvError(f"TextWorld-v0: {self._what} could not be made: {state['error']}")
@@ -112,9 +119,11 @@ class Game:
             raise self._died() from e
         if self._process_id is not None:
             os.kill(self._process_id, signal.SIGKILL)
+        self.close()
         raise EnvError(f"TextWorld-v0: {self._what} must answer within {CALL_TIMEOUT_S:g} s; got nothing. Reset it.")
 
     def _died(self) -> EnvError:
+        self.close()
         return EnvError(f"TextWorld-v0: the process of {self._what} has died. Reset it.")
 
 

@@ -3,8 +3,8 @@
 `games.py` runs this file by its path. Native code plays the games: what it crashes or hangs here is one episode.
 Nothing of this package is imported, so that it starts fast.
 
-A byte on the control socket, with a socket beside it, asks for a fork that plays one game at the other end of that
-socket: JSON lists, one of (level, seed), then one of (command,) for each step. When that socket is closed the game
+A byte on the control socket, with a socket beside it, asks for a fork that plays at the other end of that
+socket: JSON lists, (level, seed) for a new game, (command,) for a step. When that socket is closed the fork
 ends; when the control socket is, also by the death of the other process, everything here ends.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import re
@@ -44,6 +45,7 @@ def main(control: socket.socket, max_kept_games: int) -> None:
         control.sendall(b"\n")
         # Every game holds the same rules. What they are parsed to is kept, so that no fork has to parse them (0.5 s).
         KnowledgeBase.deserialize(KnowledgeBase.default().serialize())
+        gc.freeze()  # else each fork's collector would copy what they share
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
         while (request := socket.recv_fds(control, 1, 1))[0]:
             connection = Connection(request[1][0])
@@ -52,7 +54,7 @@ def main(control: socket.socket, max_kept_games: int) -> None:
                 control.close()
                 with contextlib.suppress(EOFError, ConnectionError):  # the other end is closed
                     play(textworld, connection, folder, max_kept_games)
-                os._exit(0)
+                return
             connection.close()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)  # also those that hang
@@ -60,30 +62,34 @@ def main(control: socket.socket, max_kept_games: int) -> None:
 
 
 def play(textworld: Any, connection: Connection, folder: Path, max_kept_games: int) -> None:
-    """Say one's process id, then play one game until the other end is closed."""
-    connection.send_bytes(json.dumps(os.getpid()).encode())
-    level, seed = json.loads(connection.recv_bytes())
-    try:
-        env, state = start(textworld, folder, level, seed)
-    except Exception as error:  # the generator and the Inform compiler raise what they like
-        connection.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
-        return
-    remove_oldest(folder, max_kept_games)
-    opening = clean(state.feedback[max(state.feedback.find(state.objective), 0) :])  # below the banner
-    answer = {"opening": opening, "plan": state.policy_commands, "max_score": state.max_score}
-    num_moves = state.moves
+    """Say one's process id, then play games, one after the other, until the other end is closed."""
+    answer: Any = os.getpid()
+    env: Any = None
+    num_moves = 0
     while True:
         connection.send_bytes(json.dumps(answer).encode())
-        [command] = json.loads(connection.recv_bytes())
-        state, score, _ = env.step(command)
-        answer = {
-            "text": clean(state.feedback),
-            "is_understood": state.moves > num_moves,
-            "score": score,
-            "is_over": state.won or state.lost,
-            "is_won": state.won,
-            "plan": state.policy_commands or (),
-        }
+        match json.loads(connection.recv_bytes()):
+            case [level, seed]:
+                if env is not None:
+                    env.close()
+                try:
+                    env, state = start(textworld, folder, level, seed)
+                except Exception as error:  # the generator and the Inform compiler raise what they like
+                    answer = {"error": f"{type(error).__name__}: {error}"}
+                    continue
+                remove_oldest(folder, max_kept_games)
+                opening = clean(state.feedback[max(state.feedback.find(state.objective), 0) :])  # below the banner
+                answer = {"opening": opening, "plan": state.policy_commands, "max_score": state.max_score}
+            case [command]:
+                state, score, _ = env.step(command)
+                answer = {
+                    "text": clean(state.feedback),
+                    "is_understood": state.moves > num_moves,
+                    "score": score,
+                    "is_over": state.won or state.lost,
+                    "is_won": state.won,
+                    "plan": state.policy_commands or (),
+                }
         num_moves = state.moves
 
 

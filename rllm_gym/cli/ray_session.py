@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -89,7 +90,8 @@ def ray_session(
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for bundles in bundles_per_trial:
             check_capacity(bundles, nodes, where=f"the cluster at {address}" if address else "this machine")
-        yield
+        with shown_notices():
+            yield
     finally:
         ray.shutdown()
 
@@ -141,6 +143,27 @@ def check_this_machine(bundles_per_trial: Sequence[list[dict[str, float]]]) -> N
     gpus = {"GPU": float(torch.cuda.device_count())}
     for bundles in bundles_per_trial:
         check_capacity([{"GPU": bundle.get("GPU", 0.0)} for bundle in bundles], [gpus], where="this machine")
+
+
+@contextlib.contextmanager
+def shown_notices(interval_s: float = 2.0) -> Iterator[None]:
+    """Print the lines that runners have for the user, while a run goes."""
+    from rllm_gym.rollout.notices import take_notices
+
+    is_over = threading.Event()
+
+    def show() -> None:
+        while not is_over.wait(interval_s):
+            for line in take_notices():
+                print(line, file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, name="notices", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def check_capacity(bundles: list[dict[str, float]], nodes: list[dict[str, float]], *, where: str) -> None:

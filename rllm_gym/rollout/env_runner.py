@@ -26,10 +26,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rllm_gym.errors import RllmGymError
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
+from rllm_gym.rollout import waiting
 from rllm_gym.rollout.adapters import AdaptedWeights
 from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
+from rllm_gym.rollout.notices import NoticeHandler
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
@@ -80,6 +82,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             make_token_env(environment, self.chat).close()
         for module_id in self._module_ids():
             self.engines[module_id] = self._make_engine(module_id)
+        waiting.logger.addHandler(NoticeHandler(f"EnvRunner {self.worker_index}"))
         self.loop = RolloutLoop(
             lambda env_index: make_token_env(environments[env_index], self.chat),
             self.engines,

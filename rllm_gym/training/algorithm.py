@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, LEARNER_RESULTS
 
 from rllm_gym.callbacks.horizon_schedules import Stage
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
@@ -28,6 +27,7 @@ from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.no_env_runners import NoEnvRunners
+from rllm_gym.training.replay import Shares, await_runners, replay
 from rllm_gym.training.split_evaluation import evaluate_split, evaluate_splits
 from rllm_gym.training.task_sampler import TaskSampler
 from rllm_gym.types import Episode, Sample, TaskGroup
@@ -54,6 +54,7 @@ class LLMAlgorithm(Algorithm):
         self.horizons: dict[str, int | None] = {}  # by environment; the ScalingInter callback sets them ...
         self.horizon_stages: dict[str, Stage] = {}  # ... and keeps here what it has seen
         self.evaluation_on_start: dict[str, Any] | None = None
+        self.num_groups_killed_runners = 0
         self._writer: TrajectoryWriter | None = None  # its folder is made with the first episodes
         self.environments = config.environments
         self._env_versions = [environment.version for environment in self.environments]
@@ -94,7 +95,7 @@ class LLMAlgorithm(Algorithm):
         """Return an environment's task ids, of `split` or of the configured one; None where it numbers none."""
         key = (env_index, split)
         if key not in self._item_ids:
-            runner_id = self._runner_ids()[0]
+            runner_id = self.runner_ids()[0]
             found = self.env_runner_group.foreach_env_runner(
                 lambda runner: runner.item_ids(env_index, split), remote_worker_ids=[runner_id], local_env_runner=False
             )
@@ -113,7 +114,8 @@ class LLMAlgorithm(Algorithm):
             group_size=self.config.group_size,
         )
 
-    def _runner_ids(self) -> list[int]:
+    def runner_ids(self) -> list[int]:
+        """Return the EnvRunners that are not known to be dead."""
         return sorted(self.env_runner_group.healthy_worker_ids())
 
     # --- what train steps are made of ---
@@ -192,41 +194,30 @@ class LLMAlgorithm(Algorithm):
     ) -> tuple[list[Episode], list[Episode]]:
         """Play groups on the EnvRunners; returns the episodes in the groups' order, and those that failed.
 
-        A runner that dies is restarted by RLlib, and its share is played again.
+        A runner that dies is restarted by RLlib, and its groups are played again, one by one; one that kills a second
+        runner is missing, see `rllm_gym.training.replay`.
 
         Raises:
             RllmGymError: a runner failed by an error of its own, or none can be restarted.
         """
-        played: list[Episode] = []
-        failed: list[Episode] = []
-        left = list(groups)
-        for attempt in range(1 + self.config.num_consecutive_env_runner_failures_tolerance):
-            if attempt:
-                self._await_runner()
-            done = set()
-            for result, share in self._sample_once(left, max_episode_steps, greedy):
-                if result.error is not None:
-                    raise RllmGymError(f"EnvRunner {result.worker_index} failed: {result.error}")
-                done |= {group.key for group in share}
-                self.metrics.aggregate([result.metrics], key=ENV_RUNNER_RESULTS)
-                played += result.episodes
-                failed += result.failed
-            left = [group for group in left if group.key not in done]
-            if not left:
-                break
-            logger.error("an EnvRunner died; %d of %d groups are played again once it is back.", len(left), len(groups))
-        if left:
-            raise RllmGymError(
-                f"{type(self).__name__}: EnvRunners died in every attempt to sample; their errors are above."
-            )
-        order = {group.key: k for k, group in enumerate(groups)}
-        return sorted(played, key=lambda episode: (order[episode.group.key], episode.member)), failed
 
-    def _sample_once(
-        self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], greedy: bool
-    ) -> list[tuple[SampleResult, list[TaskGroup]]]:
-        runner_ids = self._runner_ids()
-        shares = {runner_id: groups[k :: len(runner_ids)] for k, runner_id in enumerate(runner_ids)}
+        def play(shares: Shares) -> tuple[list[SampleResult], list[TaskGroup]]:
+            return self._play_shares(shares, max_episode_steps, greedy)
+
+        runner_ids = self.runner_ids() or await_runners(self)
+        results, lost = play({runner_id: list(groups[k :: len(runner_ids)]) for k, runner_id in enumerate(runner_ids)})
+        if lost:
+            max_dropped = max(1.0, self.config.max_failed_fraction * len(groups))  # one is never too many
+            results += replay(self, lost, play, max_dropped=max_dropped)
+        order = {group.key: k for k, group in enumerate(groups)}
+        played = [episode for result in results for episode in result.episodes]
+        played.sort(key=lambda episode: (order[episode.group.key], episode.member))
+        return played, [episode for result in results for episode in result.failed]
+
+    def _play_shares(
+        self, shares: Shares, max_episode_steps: Mapping[str, int | None], greedy: bool
+    ) -> tuple[list[SampleResult], list[TaskGroup]]:
+        """Play each runner's groups there; return the results, and the groups of runners that died."""
         results = self.env_runner_group.foreach_env_runner(
             [
                 lambda runner, share=share: runner.sample_groups(
@@ -238,25 +229,19 @@ class LLMAlgorithm(Algorithm):
             local_env_runner=False,
             timeout_seconds=None,
         )
-        return [(result, shares[result.worker_index]) for result in results]
+        for result in results:
+            if result.error is not None:
+                raise RllmGymError(f"EnvRunner {result.worker_index} failed: {result.error}")
+            self.metrics.aggregate([result.metrics], key=ENV_RUNNER_RESULTS)
+        answered = {result.worker_index for result in results}
+        return results, [group for runner_id, share in shares.items() if runner_id not in answered for group in share]
 
-    def _await_runner(self) -> None:
-        """Wait until RLlib has brought back at least one dead runner, or one is still alive."""
-        deadline = time.monotonic() + self.config.env_runner_restore_timeout_s
-        while True:
-            restored = self.restore_env_runners(self.env_runner_group)
-            if restored:
-                self._make_on_env_runners_recreated_callbacks(
-                    config=self.config, env_runner_group=self.env_runner_group, restored_env_runner_indices=restored
-                )
-            if self._runner_ids():
-                return
-            if time.monotonic() > deadline:
-                raise RllmGymError(
-                    f"{type(self).__name__}: no EnvRunner came back in time; env_runner_restore_timeout_s is "
-                    f"{self.config.env_runner_restore_timeout_s}. Its errors are above."
-                )
-            time.sleep(1.0)
+    def bring_back_env_runners(self) -> None:
+        """Take back into service, and tell the callbacks of, the dead runners that RLlib has restarted."""
+        if restored := self.restore_env_runners(self.env_runner_group):
+            self._make_on_env_runners_recreated_callbacks(
+                config=self.config, env_runner_group=self.env_runner_group, restored_env_runner_indices=restored
+            )
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
@@ -297,6 +282,8 @@ class LLMAlgorithm(Algorithm):
         result = super().step()
         if "evaluation" in result and self.evaluation_on_start is not None:
             result["evaluation_on_start"] = self.evaluation_on_start
+        if FAULT_TOLERANCE_STATS in result:
+            result[FAULT_TOLERANCE_STATS]["num_groups_killed_runners"] = self.num_groups_killed_runners
         return result
 
     @override(Algorithm)

@@ -24,6 +24,12 @@ def make_flaky(config):
     return FlakyEnv(counter=COUNTER, **config)
 
 
+def make_deadly(config):
+    from tests.envs.toy_environments import DeadlyEnv
+
+    return DeadlyEnv(**config)
+
+
 def make_pass_the_word(config):
     from tests.envs.toy_multi_agent import PassTheWord
 

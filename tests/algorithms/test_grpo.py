@@ -69,6 +69,19 @@ def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(ti
     assert result["env_runners"]["num_turns_mean"] == 2.0
     assert result["policy_version"] == 1
     assert result["learners"]["default_policy"]["logp_difference_max"] < 1e-3
+    assert result["fault_tolerance"]["num_groups_killed_runners"] == 0
+
+
+def test_a_group_that_kills_two_runners_is_dropped_and_the_others_are_played(tiny_model, build, caplog):
+    options = {"groups_per_step": 4, "group_size": 2, "engine": "transformers"}
+    algo = build(toy_config(tiny_model, "deadly", env_config={"item": 2}, num_env_runners=2, **options))
+    asked = [(group.key, group.item_id) for group in algo.task_sampler.groups(0, 4)]
+    result = algo.train()
+    survivors = [(key, item) for key, item in asked for _ in range(2) if item != "say_the_word_2"]
+    assert [(episode.group.key, episode.item_id) for episode in algo.sampled.played] == survivors
+    assert (len(survivors), result["env_runners"]["num_failed_episodes"]) == (6, 0)
+    assert result["fault_tolerance"]["num_groups_killed_runners"] == 1
+    assert "of deadly (say_the_word_2): it killed two EnvRunners." in caplog.text
 
 
 def test_every_metric_is_finite_in_every_result_also_when_all_groups_are_dropped(tiny_model, build):

@@ -14,6 +14,7 @@ from gymnasium.utils.env_checker import check_env
 
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.memory import process_tree_bytes
+from tests.needs import OF_ENVIRONMENTS, skip_without
 
 IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
 MAX_EXPERT_TURNS = 200
@@ -25,6 +26,7 @@ BOUND = {"rllm_gym/SciWorld-v0": 1.5e9}
 QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252, 4340, 4377, 4465, 4502, 4590]}
 QUICK_ITEMS["rllm_gym/TextWorld-v0"] = [1, 2, 3, 11, 12, 13, 1801, 1802]  # each is made anew in every process
 NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
+NONSENSE += ("Action: \x11", "\x00\x1b[2J\x7f")  # a program in another language may take these for orders
 
 NUM_RESETS["rllm_gym/MiniWoB-v0"] = 50
 BOUND["rllm_gym/MiniWoB-v0"] = 1.5e9
@@ -35,6 +37,11 @@ NUM_RESETS["rllm_gym/WebArena-v0"] = 50
 BOUND["rllm_gym/WebArena-v0"] = 1.5e9
 QUICK_ITEMS["rllm_gym/WebArena-v0"] = [0, 6, 24, 30, 91, 244, 307, 331, 336, 357]
 pytestmark = pytest.mark.parametrize("env_id", IDS)
+
+
+@pytest.fixture(autouse=True)
+def what_it_needs(env_id):
+    skip_without(OF_ENVIRONMENTS.get(env_id))
 
 
 def make(env_id, **kwargs):

@@ -23,7 +23,7 @@ MAX_TURNS = 30
 
 
 @pytest.fixture(autouse=True, scope="module")
-def keeper():
+def keeper(needs_browser):
     """A window that keeps the browser from one test to the next."""
     window = WebPage([])
     yield

@@ -38,7 +38,7 @@ def env():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def keeper():
+def keeper(needs_java):
     """An environment that keeps the Java process from one test to the next; at the end no process is left."""
     simulation = jvm.Simulation("find-animal", 0)
     yield simulation

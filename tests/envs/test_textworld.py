@@ -15,6 +15,7 @@ from rllm_gym.envs.textworld.env import NOT_UNDERSTOOD, OVER, TextWorldEnv
 from rllm_gym.envs.textworld.games import Game, as_command
 from rllm_gym.errors import ConfigError, EnvError
 
+pytestmark = pytest.mark.usefixtures("needs_textworld")
 # go north, take the scented latchkey, unlock and open the hatch, go east, close the hatch
 HATCH = "textworld_5"
 
@@ -250,14 +251,15 @@ def test_splits_hold_all_levels_and_draws_can_be_restricted():
 
 
 def test_a_game_that_cannot_be_made_is_a_failed_environment(no_games):
-    env = TextWorldEnv()
-    begin(env, 0)
-    (no_games() / "games" / "1_77").write_text("in the way")
+    keeper, env = Game(1, 0), TextWorldEnv()
+    in_the_way = no_games() / "games" / "1_77"
+    in_the_way.write_text("")
     with pytest.raises(EnvError, match="level 1 with seed 77 could not be made: NotADirectoryError"):
         begin(env, 770)
-    (no_games() / "games" / "1_77").unlink()
+    in_the_way.unlink()
     assert begin(env, 770)
     env.close()
+    keeper.close()
 
 
 def test_without_the_package_the_error_names_the_extra(no_games, monkeypatch):

@@ -32,7 +32,7 @@ def site():
 
 
 @pytest.fixture
-def open_window(site):
+def open_window(site, needs_browser):
     windows = []
 
     def open_window():
@@ -245,7 +245,7 @@ def test_a_browser_that_does_not_answer_is_given_up(open_window, monkeypatch):
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_program_that_ends_leaves_no_browser():
+def test_a_program_that_ends_leaves_no_browser(needs_browser):
     script = """
         import os, psutil, sys
         from rllm_gym.envs.web.page import WebPage

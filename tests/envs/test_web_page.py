@@ -17,7 +17,7 @@ def site():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def keeper():
+def keeper(needs_browser):
     """A window that keeps the browser from one test to the next."""
     window = WebPage(SITES)
     yield

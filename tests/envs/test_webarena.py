@@ -43,7 +43,7 @@ def no_sites(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def browser():
+def browser(needs_browser):
     """Keep the browser from one test to the next."""
     browser = Browser.shared()
     yield

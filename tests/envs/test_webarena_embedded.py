@@ -15,7 +15,7 @@ CONFIGS = tasks.load_configs("embedded")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def browser():
+def browser(needs_browser):
     """Keep the browser from one test to the next."""
     browser = Browser.shared()
     yield

@@ -11,7 +11,7 @@ MAX_STEPS = 30
 
 
 @pytest.fixture(scope="module")
-def env():
+def env(needs_browser):
     env = WebArenaEnv(task_set="embedded", split="all")
     yield env
     env.close()

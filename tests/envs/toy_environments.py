@@ -1,7 +1,9 @@
-"""Single-agent toy environments: one to learn, one that fails, one that is slow."""
+"""Single-agent toy environments: one to learn, one that fails, one that is slow, one that kills."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from typing import Any
@@ -113,4 +115,17 @@ class SlowEnv(SayTheWord):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         time.sleep(self.step_s[self._turn] if isinstance(self.step_s, list) else self.step_s)
+        return super().step(action)
+
+
+class DeadlyEnv(SayTheWord):
+    """SayTheWord that kills its process when `item`, a word's number, is stepped."""
+
+    def __init__(self, *, item: int, **kwargs: Any) -> None:
+        self.item = item
+        super().__init__(**kwargs)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.index == self.item:
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)

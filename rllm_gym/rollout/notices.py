@@ -1,0 +1,45 @@
+"""Lines that a runner has for the user while it samples, who does not see the logs of Ray's workers.
+
+They go through the cluster's key-value store: a call of the runner would have to wait until the sampling is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_initialized,
+    _internal_kv_list,
+    _internal_kv_put,
+)
+
+NAMESPACE = "rllm_gym/notices"
+
+
+class NoticeHandler(logging.Handler):
+    """Also gives what a logger says to the user.
+
+    Args:
+        who: begins every line.
+    """
+
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self._who = who
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _internal_kv_initialized():
+            key = f"{record.created:.6f}-{uuid.uuid4().hex}"  # in the order of time
+            _internal_kv_put(key, f"{self._who}: {record.getMessage()}", namespace=NAMESPACE)
+
+
+def take_notices() -> list[str]:
+    """Return the lines that have come since the last call."""
+    keys = sorted(_internal_kv_list("", namespace=NAMESPACE))
+    lines = [_internal_kv_get(key, namespace=NAMESPACE).decode() for key in keys]
+    for key in keys:
+        _internal_kv_del(key, namespace=NAMESPACE)
+    return lines

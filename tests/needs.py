@@ -1,0 +1,42 @@
+"""What tests need beside Python, and why they are skipped where it is missing.
+
+Where RLLM_GYM_SKIP_NOTHING is set nothing is skipped: there a missing thing is a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from importlib.util import find_spec
+
+import pytest
+
+from rllm_gym.envs.sciworld.java import find_java
+from rllm_gym.envs.web.browser import find_chromium
+from rllm_gym.errors import ConfigError
+
+OF_ENVIRONMENTS = {
+    "rllm_gym/MiniWoB-v0": "browser",
+    "rllm_gym/SciWorld-v0": "java",
+    "rllm_gym/TextWorld-v0": "textworld",
+    "rllm_gym/WebArena-v0": "browser",
+}
+
+
+@functools.cache
+def missing(what: str) -> str:
+    """Return what is missing of `browser`, `java` or `textworld`, in one line; "" where it is there."""
+    if what == "textworld":
+        is_there = find_spec("textworld") is not None
+        return "" if is_there else "TextWorld is not installed: its extra needs a C compiler and make."
+    try:
+        {"browser": find_chromium, "java": find_java}[what]()
+    except ConfigError as e:
+        return str(e)
+    return ""
+
+
+def skip_without(what: str | None) -> None:
+    """Skip the present test where something is missing."""
+    if what is not None and missing(what) and not os.environ.get("RLLM_GYM_SKIP_NOTHING"):
+        pytest.skip(missing(what))
