@@ -1,15 +1,43 @@
-"""The methods, as RLlib algorithms: `from rllm_gym.algorithms import GRPOConfig`."""
+"""The methods, as RLlib algorithms: `from rllm_gym.algorithms import GRPOConfig`, or by name: `tune.Tuner("GRPO")`.
+
+RLlib has a PPO of its own, whose name stays with it in Tune: `tune.Tuner(PPO)` takes ours.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
+from ray.tune.registry import TRAINABLE_CLASS, _global_registry
+
 from rllm_gym.algorithms.registry import ALGORITHMS
+from rllm_gym.importing import import_object
+
+RLLIBS = {"PPO"}  # names that RLlib registers itself, over any other
+
+
+class _Named:
+    """A class by its path: Tune's registry pickles what it is given, and gets the class itself back."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_object, ("run:", self.path)
+
+
+def _register_with_tune() -> None:
+    """Let Tune know the methods by name."""
+    for name in ALGORITHMS.keys() - RLLIBS:
+        path = ALGORITHMS[name]
+        _global_registry.register(TRAINABLE_CLASS, name, _Named(path))
+
+
+_register_with_tune()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a method's class or its configuration when it is asked for: both load Ray and torch."""
+    """Import a method's class or its configuration when it is asked for: both load torch and the engines."""
     target = ALGORITHMS.get(name.removesuffix("Config"))
     if target is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,11 +8,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 
@@ -21,11 +20,12 @@ from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.checkpoints import resumed_alike
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
+from rllm_gym.options.methods import AgentEvolOptions
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.types import Episode, Sample, TaskGroup
 
 
-class AgentEvolConfig(OfflineConfig):
+class AgentEvolConfig(OfflineConfig, AgentEvolOptions):
     """Configuration of AgentEvol.
 
     Source: Xi et al. 2024 (AgentGym), arXiv:2406.04151, section 4 and algorithm 1; from their training script
@@ -35,72 +35,11 @@ class AgentEvolConfig(OfflineConfig):
     Differs: rewards outside of 0 to 1 are held to it (`keep: reward`).
     """
 
-    needs_env = True
     _needs_data = False
     num_recorded_samples_per_step = 0  # it samples
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or AgentEvol)
-        self.keep: str = "threshold"
-        self.threshold: float = 1.0
-        self.keep_per_item: int | None = 1
-        self.accumulates: bool = True
-        self.num_cloning_epochs: int = 1
-        self.num_generation_epochs: int = 1
-        self.restart_from_base: bool = True
-        self.groups_per_request: int = 64
-        self.groups_per_step = 64
-        self.lr = 1e-5
-
-    @override(OfflineConfig)
-    def training(
-        self,
-        *,
-        keep: Literal["threshold", "reward"] = NotProvided,
-        threshold: float = NotProvided,
-        keep_per_item: int | None = NotProvided,
-        accumulates: bool = NotProvided,
-        num_cloning_epochs: int = NotProvided,
-        num_generation_epochs: int = NotProvided,
-        restart_from_base: bool = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set a generation, which is a train step: `groups_per_step` x `group_size` episodes, and training on them.
-
-        `samples_per_step` are the samples of one update, in `num_minibatches` optimizer steps.
-
-        Args:
-            keep: `threshold` keeps the episodes whose return is at least `threshold`, `reward` weighs all by return.
-            threshold: see above.
-            keep_per_item: of each task the first so many that are kept of a generation; None keeps all.
-            accumulates: train a generation on what earlier ones have kept, too.
-            num_cloning_epochs: passes over the base data before the first generation explores.
-            num_generation_epochs: passes over the base data and the kept episodes in each generation.
-            restart_from_base: train each generation from `base_model`, as published; false goes on with the policy.
-        """
-        self._set(
-            keep=keep,
-            threshold=threshold,
-            keep_per_item=keep_per_item,
-            accumulates=accumulates,
-            num_cloning_epochs=num_cloning_epochs,
-            num_generation_epochs=num_generation_epochs,
-            restart_from_base=restart_from_base,
-        )
-        super().training(**kwargs)
-        return self
-
-    @override(OfflineConfig)
-    def env_runners(self, *, groups_per_request: int = NotProvided, **kwargs: Any) -> Self:
-        """Set how episodes are sampled.
-
-        Args:
-            groups_per_request: groups that are played between two writes to the trajectories. A run that is killed
-                loses no more than those.
-        """
-        self._set(groups_per_request=groups_per_request)
-        super().env_runners(**kwargs)
-        return self
 
     @override(OfflineConfig)
     def get_default_learner_class(self) -> type[AgentEvolLearner]:
@@ -110,15 +49,6 @@ class AgentEvolConfig(OfflineConfig):
     @override(OfflineConfig)
     def has_env_runners(self) -> bool:
         return True
-
-    @override(OfflineConfig)
-    def validate(self) -> None:
-        super().validate()
-        if not self.in_evaluation:
-            self._check_at_least(num_cloning_epochs=0, num_generation_epochs=1, groups_per_request=1)
-            if self.keep_per_item is not None:
-                self._check_at_least(keep_per_item=1)
-            self._check_one_of(keep=("threshold", "reward"))
 
 
 class AgentEvolLearner(OfflineLearner):

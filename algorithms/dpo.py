@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.utils.annotations import override
 
@@ -18,13 +17,14 @@ from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.options.methods import DPOOptions
 from rllm_gym.training.sample_maker import SampleMaker, json_files, kind_of
 from rllm_gym.types import Sample
 
 SAMPLE = "sample"
 
 
-class DPOConfig(OfflineConfig):
+class DPOConfig(OfflineConfig, DPOOptions):
     """Configuration of DPO.
 
     Source: Rafailov et al. 2023, arXiv:2305.18290; `kind="ipo"`: Azar et al. 2023, arXiv:2310.12036; `reward_gap` and
@@ -36,67 +36,6 @@ class DPOConfig(OfflineConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or DPO)
-        self.data = SAMPLE
-        self.pairs_within: str = "task"
-        self.reward_gap: float = 0.1
-        self.expert_threshold: float | None = 0.9
-        self.num_sampled_groups: int = 128
-        self.beta: float = 0.1
-        self.label_smoothing: float = 0.0
-        self.kind: str = "sigmoid"
-        self.lr = 1e-6
-
-    @override(OfflineConfig)
-    def offline_data(
-        self,
-        *,
-        pairs_within: Literal["task", "group"] = NotProvided,
-        reward_gap: float = NotProvided,
-        expert_threshold: float | None = NotProvided,
-        num_sampled_groups: int = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set where pairs come from.
-
-        `data` is `sample` (the initial policy plays groups of `group_size` episodes before the first train step), a
-        path to trajectories, or to JSON with `chosen` and `rejected` conversations. `samples_per_step` and
-        `num_evaluation_samples` count pairs.
-
-        Args:
-            pairs_within: which episodes the best and the worst are taken of: all of the same `task`, or those of a
-                `group`, which were sampled together.
-            reward_gap: how much better the chosen episode must be than the rejected one, at least.
-            expert_threshold: the least return of a chosen episode; None asks for none.
-            num_sampled_groups: groups to play for `data: sample`.
-        """
-        self._set(
-            pairs_within=pairs_within,
-            reward_gap=reward_gap,
-            expert_threshold=expert_threshold,
-            num_sampled_groups=num_sampled_groups,
-        )
-        super().offline_data(**kwargs)
-        return self
-
-    @override(OfflineConfig)
-    def training(
-        self,
-        *,
-        beta: float = NotProvided,
-        label_smoothing: float = NotProvided,
-        kind: Literal["sigmoid", "ipo"] = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the loss; see `rllm_gym.algorithms.functional.dpo_loss`.
-
-        Args:
-            beta: how strongly the policy is held to the reference, which is the policy before the first train step.
-            label_smoothing: the chance, 0 to below 0.5, that a pair is the other way round.
-            kind: `sigmoid` (DPO) or `ipo`.
-        """
-        self._set(beta=beta, label_smoothing=label_smoothing, kind=kind)
-        super().training(**kwargs)
-        return self
 
     @override(OfflineConfig)
     def get_default_learner_class(self) -> type[DPOLearner]:
@@ -122,16 +61,8 @@ class DPOConfig(OfflineConfig):
         if self.in_evaluation:
             return
         who = type(self).__name__
-        self._check_at_least(label_smoothing=0, num_sampled_groups=1, reward_gap=0)
-        self._check_one_of(kind=("sigmoid", "ipo"), pairs_within=("task", "group"))
         if self.observation_weight:
             raise ConfigError(f"{who}: observation_weight must be 0; got {self.observation_weight!r}. Leave it out.")
-        if not self.beta > 0:
-            raise ConfigError(f"{who}: beta must be above 0; got {self.beta!r}.")
-        if not self.label_smoothing < 0.5:
-            raise ConfigError(
-                f"{who}: label_smoothing must be below 0.5; got {self.label_smoothing!r}. Swap the pairs."
-            )
         if EXPERT in self.data_sources():
             raise ConfigError(f"{who}: data: must be pairs; got expert, who has no worse episodes. Set data: sample.")
         if self.data == SAMPLE:

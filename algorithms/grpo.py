@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
-from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import group_relative_advantage, soft_overlong_penalty, step_group_advantage
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.options.methods import GRPOOptions
 from rllm_gym.training.rollouts import Rollouts
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class GRPOConfig(PolicyGradientConfig):
+class GRPOConfig(PolicyGradientConfig, GRPOOptions):
     """Configuration of GRPO.
 
     Source: Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300; `clip_high` above `clip_low`, `overlong_buffer`,
@@ -51,44 +51,6 @@ class GRPOConfig(PolicyGradientConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or GRPO)
-        self.clip_high = 0.28
-        self.normalize_std: bool = True
-        self.overlong_buffer: float = 0.0
-        self.step_weight: float = 0.0
-        self.step_gamma: float = 0.95
-        self.preset: str | None = None
-
-    @override(PolicyGradientConfig)
-    def training(
-        self,
-        *,
-        preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "gigpo"] | None = NotProvided,
-        normalize_std: bool = NotProvided,
-        overlong_buffer: float = NotProvided,
-        step_weight: float = NotProvided,
-        step_gamma: float = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the method's own options.
-
-        Args:
-            preset: sets the options of GRPO as published, or of a method that grew from it (see `PRESETS`); options
-                given beside it win.
-            normalize_std: divide advantages by their group's standard deviation.
-            overlong_buffer: share of `max_model_len` over which the return of a long episode falls by 1; 0 for none.
-            step_weight: weight of a turn's advantage among the turns of its group that began with the same observation;
-                0 gives all turns the episode's.
-            step_gamma: discount per turn of the returns that such turns are compared by.
-        """
-        self._set(
-            preset=preset,  # first, so that the others win
-            normalize_std=normalize_std,
-            overlong_buffer=overlong_buffer,
-            step_weight=step_weight,
-            step_gamma=step_gamma,
-        )
-        super().training(**kwargs)
-        return self
 
     @override(PolicyGradientConfig)
     def __setattr__(self, name: str, value: Any) -> None:
@@ -102,19 +64,9 @@ class GRPOConfig(PolicyGradientConfig):
                 setattr(self, option, preset_value)
 
     @override(PolicyGradientConfig)
-    def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
+    def in_order(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         # The preset first, wherever it stands, so that the options beside it win.
-        return super().update_from_dict(dict(sorted(config_dict.items(), key=lambda item: item[0] != "preset")))
-
-    @override(PolicyGradientConfig)
-    def validate(self) -> None:
-        super().validate()
-        if self.in_evaluation:
-            return
-        self._check_at_least(overlong_buffer=0, step_weight=0, step_gamma=0)
-        for name in ("overlong_buffer", "step_gamma"):
-            if getattr(self, name) > 1:
-                raise ConfigError(f"GRPOConfig: {name} must be between 0 and 1; got {getattr(self, name)!r}.")
+        return dict(sorted(options.items(), key=lambda item: item[0] != "preset"))
 
 
 class GRPO(PolicyGradient):

@@ -11,7 +11,6 @@ from typing import Any, Self
 import numpy as np
 from gymnasium.spaces import Discrete
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.spaces.repeated import Repeated
 
@@ -19,6 +18,7 @@ from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
+from rllm_gym.options.methods import OfflineOptions
 from rllm_gym.rollout.environments import item_ids_of
 from rllm_gym.rollout.expert import ExpertPlayer, play_experts
 from rllm_gym.tokens import ChatTokenizer
@@ -34,87 +34,13 @@ logger = logging.getLogger(__name__)
 EXPERT = "expert"
 
 
-class OfflineConfig(LLMConfig):
+class OfflineConfig(LLMConfig, OfflineOptions):
     """Options of every method that learns from recorded episodes.
 
     EnvRunners, and with them an inference engine, are only built where they are used: to evaluate in an environment.
     """
 
-    needs_env = False
     _needs_data = True  # with an underscore: RLlib takes attributes without one for options
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class)
-        self.data: str | None = EXPERT
-        self.num_expert_episodes: int = 1000
-        self.num_expert_workers: int = 0
-        self.min_return: float | None = None
-        self.retokenize: bool = False
-        self.observation_weight: float = 0.0
-        self.evaluation_data: str | None = None
-        self.num_evaluation_samples: int = 64
-        self.samples_per_step: int = 32
-
-    @override(LLMConfig)
-    def offline_data(
-        self,
-        *,
-        data: str | None = NotProvided,
-        num_expert_episodes: int = NotProvided,
-        num_expert_workers: int = NotProvided,
-        min_return: float | None = NotProvided,
-        retokenize: bool = NotProvided,
-        observation_weight: float = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set what is learnt from. It is read once, one episode in memory at a time, into a file of token ids.
-
-        Args:
-            data: `expert` (the environment's own expert plays), or a path: trajectories (a run, a trial, a folder, a
-                file), or JSON (AgentGym's trajectories, chat messages); or "module:name", a function from a
-                `SampleMaker` to samples.
-            num_expert_episodes: how many episodes the expert plays; those it does not solve are left out.
-            num_expert_workers: Ray actors that play the expert's episodes; 0 plays them in the driver.
-            min_return: leaves out stored episodes with a lower return; None keeps all.
-            retokenize: encode stored messages anew, for a model with another tokenizer.
-            observation_weight: how much the environment's words count in the loss, beside 1 for the assistant's.
-        """
-        self._set(
-            data=data,
-            num_expert_episodes=num_expert_episodes,
-            num_expert_workers=num_expert_workers,
-            min_return=min_return,
-            retokenize=retokenize,
-            observation_weight=observation_weight,
-        )
-        super().offline_data(**kwargs)
-        return self
-
-    @override(LLMConfig)
-    def evaluation(
-        self, *, evaluation_data: str | None = NotProvided, num_evaluation_samples: int = NotProvided, **kwargs: Any
-    ) -> Self:
-        """Set the evaluation, which for these methods has a loss on held-out samples, too.
-
-        Args:
-            evaluation_data: what that loss is computed on: a path, or `expert`, who then plays the first of
-                `evaluation_splits`; None holds samples of `data` out.
-            num_evaluation_samples: samples to compute it on.
-        """
-        self._set(evaluation_data=evaluation_data, num_evaluation_samples=num_evaluation_samples)
-        super().evaluation(**kwargs)
-        return self
-
-    @override(LLMConfig)
-    def training(self, *, samples_per_step: int = NotProvided, **kwargs: Any) -> Self:
-        """Set the update.
-
-        Args:
-            samples_per_step: samples of a train step, in `num_minibatches` optimizer steps.
-        """
-        self._set(samples_per_step=samples_per_step)
-        super().training(**kwargs)
-        return self
 
     @override(LLMConfig)
     def get_default_learner_class(self) -> type[OfflineLearner]:
@@ -164,13 +90,6 @@ class OfflineConfig(LLMConfig):
                 f"{who}: one policy is trained, the default one; got {', '.join(sorted(self.policies))}. Leave out "
                 "policies."
             )
-        self._check_at_least(
-            num_expert_episodes=1,
-            num_expert_workers=0,
-            observation_weight=0,
-            num_evaluation_samples=1,
-            samples_per_step=1,
-        )
         if self.num_minibatches > self.samples_per_step:
             raise ConfigError(
                 f"{who}: num_minibatches must be at most samples_per_step, {self.samples_per_step}; got "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
-from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
@@ -20,12 +19,13 @@ from rllm_gym.learner.critic import ActorCriticModule, CriticModule
 from rllm_gym.learner.deepspeed import Forward
 from rllm_gym.learner.deepspeed_config import merge
 from rllm_gym.learner.rl_module import LLMModule
+from rllm_gym.options.methods import PPOOptions
 from rllm_gym.training.rollouts import Rollouts
 
 CRITIC_SUFFIX = "_critic"
 
 
-class PPOConfig(PolicyGradientConfig):
+class PPOConfig(PolicyGradientConfig, PPOOptions):
     """Configuration of PPO.
 
     Source: Schulman et al. 2017, arXiv:1707.06347; for language models Ouyang et al. 2022 (InstructGPT),
@@ -38,88 +38,16 @@ class PPOConfig(PolicyGradientConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or PPO)
-        self.group_size = 1  # the critic is the baseline, so episodes need no group
-        self.groups_per_step = 64
-        self.gamma = 1.0
-        self.lambda_: float = 1.0
-        self.gae_per: str = "token"
-        self.bootstrap: str = "never"
-        self.critic: str = "separate"
-        self.critic_lr: float = 1e-5
-        self.critic_epochs: int = 1
-        self.critic_deepspeed: dict = {}
-        self.critic_warmup_steps: int = 0
-        self.vf_loss_coeff: float = 0.1
-        self.vf_clip: float | None = 0.2
-        self.filter_groups = "off"
-
-    @override(PolicyGradientConfig)
-    def training(
-        self,
-        *,
-        lambda_: float = NotProvided,
-        gae_per: Literal["token", "turn"] = NotProvided,
-        bootstrap: Literal["never", "truncated"] = NotProvided,
-        critic: Literal["separate", "shared"] = NotProvided,
-        critic_lr: float = NotProvided,
-        critic_epochs: int = NotProvided,
-        critic_deepspeed: dict[str, Any] = NotProvided,
-        critic_warmup_steps: int = NotProvided,
-        vf_loss_coeff: float = NotProvided,
-        vf_clip: float | None = NotProvided,
-        **kwargs: Any,
-    ) -> Self:
-        """Set the method's own options.
-
-        Args:
-            lambda_: trace decay of GAE; in YAML also `lambda`. `gamma` is RLlib's option, 1 by default here.
-            gae_per: whether gamma and lambda count once per sampled `token` or once per `turn`.
-            bootstrap: `never`: the horizon is part of the task, and an episode that it ends has earned what it has
-                earned. `truncated`: the critic values what would have come; for tasks that only happen to be cut.
-            critic: `separate` is a module of its own (`<policy>_critic`), begun from `base_model`, which only learners
-                hold; `shared` is a value head on the policy's backbone.
-            critic_lr: learning rate of the separate critic.
-            critic_epochs: passes of the separate critic over a train step's samples; `num_epochs` are the policy's.
-            critic_deepspeed: merged over `deepspeed` for the separate critic, which takes no `optimizer` and no
-                `scheduler` from there: they are the policy's.
-            critic_warmup_steps: train steps at the start in which the critic learns and the policy stands still.
-            vf_loss_coeff: weight of the shared critic's loss.
-            vf_clip: how far a value may move from the one before the update; None does not clip.
-        """
-        self._set(
-            lambda_=lambda_,
-            gae_per=gae_per,
-            bootstrap=bootstrap,
-            critic=critic,
-            critic_lr=critic_lr,
-            critic_epochs=critic_epochs,
-            critic_deepspeed=critic_deepspeed,
-            critic_warmup_steps=critic_warmup_steps,
-            vf_loss_coeff=vf_loss_coeff,
-            vf_clip=vf_clip,
-        )
-        super().training(**kwargs)
-        return self
 
     @override(PolicyGradientConfig)
     def validate(self) -> None:
         super().validate()
         if self.in_evaluation:
             return
-        self._check_one_of(critic=("separate", "shared"), gae_per=("token", "turn"), bootstrap=("never", "truncated"))
-        self._check_at_least(gamma=0, lambda_=0, critic_lr=0, critic_epochs=1, critic_warmup_steps=0, vf_loss_coeff=0)
         if self.critic == "shared" and self.critic_epochs != 1:
             raise ConfigError(
                 f"PPOConfig: critic_epochs are the separate critic's; got {self.critic_epochs} with critic: shared. "
                 "Set num_epochs, which are both's, or critic: separate."
-            )
-        for name in ("gamma", "lambda_"):
-            if getattr(self, name) > 1:
-                raise ConfigError(f"PPOConfig: {name} must be at most 1; got {getattr(self, name)!r}.")
-        if self.vf_clip is not None and not self.vf_clip > 0:
-            raise ConfigError(
-                f"PPOConfig: vf_clip must be above 0, or no value could move; got {self.vf_clip!r}. "
-                "Set null for no clipping."
             )
         for policy_id in self.policies if self.critic == "separate" else ():
             if policy_id + CRITIC_SUFFIX in self.policies:

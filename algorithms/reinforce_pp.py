@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
-
 import torch
-from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import discounted_return, group_relative_advantage, whiten
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError
+from rllm_gym.options.methods import ReinforcePPOptions
 from rllm_gym.training.rollouts import Rollouts
 
 
-class ReinforcePPConfig(PolicyGradientConfig):
+class ReinforcePPConfig(PolicyGradientConfig, ReinforcePPOptions):
     """Configuration of REINFORCE++.
 
     Source: Hu et al. 2025, arXiv:2501.03262: `baseline="none"` is REINFORCE++ (k1 in the reward, one episode per task),
@@ -27,24 +25,6 @@ class ReinforcePPConfig(PolicyGradientConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReinforcePP)
-        self.gamma = 1.0
-        self.baseline: str = "none"
-        self.kl_in = "reward"
-        self.kl_kind = "k1"
-        self.group_size = 1
-        self.groups_per_step = 64
-        self.filter_groups = "off"  # what the batch is whitened over, all of it is trained on
-
-    @override(PolicyGradientConfig)
-    def training(self, *, baseline: Literal["none", "group"] = NotProvided, **kwargs: Any) -> Self:
-        """Set the method's own options.
-
-        Args:
-            baseline: what is taken off an episode's return: `none`, or the mean of its `group`.
-        """
-        self._set(baseline=baseline)
-        super().training(**kwargs)
-        return self
 
     @property
     @override(PolicyGradientConfig)
@@ -56,10 +36,6 @@ class ReinforcePPConfig(PolicyGradientConfig):
         super().validate()
         if self.in_evaluation:
             return
-        self._check_one_of(baseline=("none", "group"))
-        self._check_at_least(gamma=0)
-        if self.gamma > 1:
-            raise ConfigError(f"ReinforcePPConfig: gamma must be at most 1; got {self.gamma!r}.")
         if self.baseline == "group" and self.gamma != 1:
             raise ConfigError(
                 "ReinforcePPConfig: baseline: group compares whole episodes, whose returns are not discounted; got "

@@ -9,11 +9,12 @@ from rllm_gym.algorithms.functional import greedy_baseline_advantage
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError
+from rllm_gym.options.methods import ReMaxOptions
 from rllm_gym.training.rollouts import Rollouts
 from rllm_gym.types import TaskGroup
 
 
-class ReMaxConfig(PolicyGradientConfig):
+class ReMaxConfig(PolicyGradientConfig, ReMaxOptions):
     """Configuration of ReMax.
 
     Source: Li et al. 2023, arXiv:2310.10505.
@@ -24,8 +25,6 @@ class ReMaxConfig(PolicyGradientConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReMax)
-        self.group_size = 1
-        self.groups_per_step = 64
 
     @override(PolicyGradientConfig)
     def validate(self) -> None:

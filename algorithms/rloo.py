@@ -8,10 +8,11 @@ from ray.rllib.utils.annotations import override
 from rllm_gym.algorithms.functional import leave_one_out_advantage
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
+from rllm_gym.options.methods import RLOOOptions
 from rllm_gym.training.rollouts import Rollouts
 
 
-class RLOOConfig(PolicyGradientConfig):
+class RLOOConfig(PolicyGradientConfig, RLOOOptions):
     """Configuration of RLOO.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740. As there, the return holds the KL to the reference
@@ -25,8 +26,6 @@ class RLOOConfig(PolicyGradientConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or RLOO)
-        self.kl_in = "reward"
-        self.kl_kind = "k1"
 
 
 class RLOO(PolicyGradient):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
+from rllm_gym.options.methods import SFTOptions
 
 
-class SFTConfig(OfflineConfig):
+class SFTConfig(OfflineConfig, SFTOptions):
     """Configuration of SFT.
 
     Source: as the first stage of Xi et al. 2024 (AgentGym), arXiv:2406.04151, section 4.1.
@@ -17,7 +18,6 @@ class SFTConfig(OfflineConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or SFT)
-        self.lr = 1e-5
 
 
 class SFT(OfflineAlgorithm):

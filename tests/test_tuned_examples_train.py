@@ -8,6 +8,7 @@ import pytest
 
 from rllm_gym.cli.check import check_experiment
 from rllm_gym.cli.experiment import read_experiment
+from rllm_gym.cli.written import check_written
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
@@ -16,7 +17,8 @@ FOLDER = Path(__file__).parents[1] / "tuned_examples"
 
 @pytest.mark.parametrize("env", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])
 def test_the_tiny_example_takes_two_train_steps(env):
-    [config] = check_experiment(read_experiment(FOLDER / env / "grpo_tiny.yaml"), allow_lookup=False).configs
+    experiment = read_experiment(FOLDER / env / "grpo_tiny.yaml")
+    [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
     # Fewer episodes, and no evaluating before the first step; the rest is the example's.
     config.update_from_dict(
         {"groups_per_step": 4, "group_size": 4, "evaluation_interval": None, "save_trajectories": False}

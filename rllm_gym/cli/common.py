@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,12 @@ from rllm_gym.errors import ConfigError, RllmGymError
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
+
+
+def find_own_modules() -> None:
+    """Find the user's modules in the present folder, too; in Ray's workers they are in any case."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from ray.tune import TuneError
 from rich.console import Console
 
 from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, newest_intact_checkpoint, read_results, write_origin
-from rllm_gym.cli.check import Checked, flat_keys
+from rllm_gym.cli.check import Checked
 from rllm_gym.cli.common import FAILED
 from rllm_gym.cli.dry_run import bundles_per_trial
 from rllm_gym.cli.memory_meter import MemoryMeter
@@ -26,6 +26,7 @@ from rllm_gym.cli.result_files import CheckpointSync, result_writers
 from rllm_gym.cli.storage import is_remote
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
 from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
+from rllm_gym.cli.written import flat_keys
 from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15

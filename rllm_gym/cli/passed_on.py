@@ -21,10 +21,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
-from rllm_gym.cli.options import type_fault
 from rllm_gym.cli.source import KeyPath, one_line
 from rllm_gym.cli.sweeps import combinations
 from rllm_gym.errors import nearest
+from rllm_gym.options.values import type_fault
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS
 
 Fault = tuple[KeyPath, str]  # the path below `config`, and what is wrong
@@ -134,7 +134,7 @@ def _faults_by_hints(
             yield (option, key), f"config.{option}.{key} is not used here; {elsewhere[(key,)]}."
         elif key not in hints:
             yield (option, key), f"config.{option}: unknown key {key!r}; did you mean {nearest(key, hints)!r}?"
-        elif value is not None and (reason := type_fault(f"{option}.{key}", value, hints[key])):
+        elif value is not None and (reason := type_fault(f"config.{option}.{key}", value, hints[key])):
             yield (option, key), reason
 
 

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,8 +33,6 @@ LOCAL_ENV = {"RAY_AUTH_MODE": "disabled"}  # a cluster decides for itself
 def prepare_driver(address: str | None) -> None:
     """Set Ray's environment variables and quieten its loggers; call it before anything else imports ray.
 
-    Modules in the present folder are found, too; in Ray's workers they are in any case.
-
     Raises:
         ConfigError: nobody answers at the address.
     """
@@ -43,8 +40,6 @@ def prepare_driver(address: str | None) -> None:
         probe(address)
     # An address in the environment would make ray.init() join that cluster also where none is wanted.
     os.environ.pop("RAY_ADDRESS", None)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
         os.environ.setdefault(name, value)
     import ray.rllib
@@ -127,10 +122,10 @@ def probe(address: str, *, timeout_s: float = 8.0) -> None:
 
 def _find_cluster() -> str:
     """Return the address of a cluster on this machine."""
-    from ray._private.services import canonicalize_bootstrap_address
+    from ray._private import services
 
     try:
-        return canonicalize_bootstrap_address("auto")
+        return services.canonicalize_bootstrap_address("auto")
     except ConnectionError as error:
         raise ConfigError(f"ray: no cluster runs on this machine; got 'auto'. {WHERE_IT_IS_SET}") from error
 

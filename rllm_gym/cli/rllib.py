@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.common import errors_in_one_line, find_own_modules
 from rllm_gym.cli.examples import examples, find_example
 from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
 from rllm_gym.cli.ray_session import prepare_driver
@@ -104,10 +104,13 @@ def _train(
     if no_reset and not dry_run:
         raise ConfigError("--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.")
     check_storage(storage_path, experiment.name)
+    from rllm_gym.cli.written import check_written
+
+    written = check_written(experiment)
     prepare_driver(ray_address)
     from rllm_gym.cli.check import check_experiment
 
-    checked = check_experiment(experiment, allow_lookup=not dry_run)
+    checked = check_experiment(experiment, written, allow_lookup=not dry_run)
     if dry_run:
         from rllm_gym.cli.dry_run import dry_run_report
         from rllm_gym.cli.preview import preview
@@ -171,6 +174,7 @@ def evaluate(
 
 
 def main() -> None:
+    find_own_modules()
     app()
 
 

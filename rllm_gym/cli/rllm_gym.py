@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.common import errors_in_one_line, find_own_modules
 from rllm_gym.cli.index import index
 from rllm_gym.cli.web_check import web_check
 
@@ -49,6 +49,7 @@ def export(
 
 
 def main() -> None:
+    find_own_modules()
     app()
 
 

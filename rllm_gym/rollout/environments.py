@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
-from ray.rllib.env.env_context import EnvContext
-from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.envs.wrappers import TokenEnv
@@ -98,7 +97,16 @@ def _spec_of(who: str, entry: Any, defaults: Mapping[str, Any]) -> EnvironmentSp
 
 
 def _known_id(env: str) -> str:
-    return env if _global_registry.contains(ENV_CREATOR, env) else normalize_env_id(env)
+    return env if _registered_creator(env) else normalize_env_id(env)
+
+
+def _registered_creator(env: str) -> Any:
+    """Return what a name was given to by `ray.tune.register_env`, if it was; without loading Ray."""
+    if "ray.tune.registry" not in sys.modules:
+        return None
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    return _global_registry.get(ENV_CREATOR, env) if _global_registry.contains(ENV_CREATOR, env) else None
 
 
 def _name_of(env: Any) -> str:
@@ -118,8 +126,10 @@ def make_text_env(spec: EnvironmentSpec) -> Any:
     env_config = dict(spec.env_config)
     if not isinstance(spec.env, str):
         return spec.env(env_config)
-    if _global_registry.contains(ENV_CREATOR, spec.env):
-        return _global_registry.get(ENV_CREATOR, spec.env)(EnvContext(env_config, worker_index=0))
+    if creator := _registered_creator(spec.env):
+        from ray.rllib.env.env_context import EnvContext
+
+        return creator(EnvContext(env_config, worker_index=0))
     env_id = normalize_env_id(spec.env)
     # normalize_env_id has imported the module before the colon, if there is one.
     if gymnasium.spec(env_id.rsplit(":", 1)[-1]).entry_point == TEXT_AND_TOKEN_FACTORY:

@@ -18,7 +18,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
-from rllm_gym.callbacks.scaling_inter import Stage
+from rllm_gym.callbacks.horizon_schedules import Stage
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError

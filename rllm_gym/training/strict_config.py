@@ -1,19 +1,63 @@
-"""An RLlib configuration that refuses what it does not know, and helpers for checks that say what is wrong."""
+"""An RLlib configuration whose options come from the table, and which refuses what it does not know."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.options import UNSET, options_of
+from rllm_gym.options.rllib import UNUSED
+from rllm_gym.options.values import value_fault
+
+SET_BY_VALIDATE = ("action_space", "observation_space", "simple_optimizer")  # ours and RLlib's
+
+
+def _with_options(builder: Callable[..., Any]) -> Callable[..., Any]:
+    """Let one of RLlib's builder methods take every option of the table, too, and refuse what nobody knows."""
+    parameters = inspect.signature(builder).parameters
+
+    @functools.wraps(builder)
+    def build(self: StrictConfig, *args: Any, **options: Any) -> Any:
+        table = options_of(type(self))
+        ours = {name: options.pop(name) for name in table if name in options and name not in parameters}
+        for name in options:
+            if name not in parameters or name == "model":
+                raise ConfigError(self._unknown(name, {*table, *parameters} - {"self", "kwargs"}))
+        for name, value in self.in_order(ours).items():
+            setattr(self, name, value)
+        return builder(self, *args, **options)
+
+    return override(AlgorithmConfig)(build)
 
 
 class StrictConfig(AlgorithmConfig):
-    """Base of our configurations."""
+    """Base of our configurations. Any builder method takes any option: `GRPOConfig().training(group_size=8)`."""
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        for option in options_of(type(self)).values():
+            if option.default is not UNSET:
+                setattr(self, option.name, option.new_default())
+
+    training = _with_options(AlgorithmConfig.training)
+    environment = _with_options(AlgorithmConfig.environment)
+    env_runners = _with_options(AlgorithmConfig.env_runners)
+    learners = _with_options(AlgorithmConfig.learners)
+    rl_module = _with_options(AlgorithmConfig.rl_module)
+    evaluation = _with_options(AlgorithmConfig.evaluation)
+    offline_data = _with_options(AlgorithmConfig.offline_data)
+    multi_agent = _with_options(AlgorithmConfig.multi_agent)
+    callbacks = _with_options(AlgorithmConfig.callbacks)
+    reporting = _with_options(AlgorithmConfig.reporting)
+    resources = _with_options(AlgorithmConfig.resources)
+    fault_tolerance = _with_options(AlgorithmConfig.fault_tolerance)
+    debugging = _with_options(AlgorithmConfig.debugging)
 
     @override(AlgorithmConfig)
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
@@ -25,53 +69,36 @@ class StrictConfig(AlgorithmConfig):
         for name, value in config_dict.items():
             # A whole one comes from some configuration's own to_dict().
             if name == "model" and not (isinstance(value, Mapping) and len(value) > len(self.model) // 2):
-                self.refuse_model_key(config_dict)
+                raise ConfigError(self._unknown(name, ()))
             known = {"multiagent", "class", *vars(self)}
-            if name.startswith("_") or self._translate_special_keys(name, warn_deprecated=False) in known:
-                continue
-            raise ConfigError(
-                f"{type(self).__name__}: no option has this name; got {name!r}. "
-                f"Did you mean {nearest(name, (n for n in known if not n.startswith('_')))!r}?"
-            )
-        return super().update_from_dict({name: value for name, value in config_dict.items() if name != "model"})
+            if not name.startswith("_") and self._translate_special_keys(name, warn_deprecated=False) not in known:
+                raise ConfigError(self._unknown(name, [n for n in known if not n.startswith("_") and n not in UNUSED]))
+        options = {name: value for name, value in config_dict.items() if name != "model"}
+        return super().update_from_dict(self.in_order(options))
 
-    def _set(self, **options: Any) -> None:
-        for name, value in options.items():
-            if value is not NotProvided:
-                setattr(self, name, value)
+    def in_order(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return options that are set together in the order in which they are set: the last one wins."""
+        return options
 
-    def refuse_model_key(self, options: Mapping[str, Any]) -> None:
-        """Say what `model`, RLlib's option for networks of its own, is called here."""
-        if "model" in options:
-            raise ConfigError(
-                f"{type(self).__name__}: model is RLlib's legacy option for its own networks; got "
-                f"{options['model']!r}. Set base_model instead."
-            )
+    def _unknown(self, name: str, known: Any) -> str:
+        if name in UNUSED:
+            hint = UNUSED[name] or "it does nothing. Leave it out"
+            return f"{type(self).__name__}: {name} is not used here; {hint}."
+        return f"{type(self).__name__}: no option has this name; got {name!r}. Did you mean {nearest(name, known)!r}?"
 
-    def _check_at_least(self, **lowest: float) -> None:
-        for name, bound in lowest.items():
+    def check_options(self) -> None:
+        """Make sure that options have values of their types and bounds, and that no option is set that does nothing.
+
+        Raises:
+            ConfigError: one line on the first one that is wrong.
+        """
+        options, default = options_of(type(self)), type(self)(algo_class=self.algo_class)
+        for name, option in options.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= bound:
-                raise ConfigError(f"{type(self).__name__}: {name} must be a number of at least {bound}; got {value!r}.")
-
-    def _check_finite(self) -> None:
-        """Refuse NaN and infinity in every option; what `env_config` holds means what the environment says."""
-        for name, value in vars(self).items():
-            if name != "env_config" and not name.startswith("_") and _holds_non_finite(value):
-                raise ConfigError(f"{type(self).__name__}: {name} must be finite; got {value!r}. Give a number.")
-
-    def _check_one_of(self, **choices: Sequence[Any]) -> None:
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                listed = ", ".join(map(str, allowed))
-                raise ConfigError(
-                    f"{type(self).__name__}: {name} must be one of {listed}; got {getattr(self, name)!r}."
-                )
-
-
-def _holds_non_finite(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_non_finite, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_non_finite, value))
-    return isinstance(value, float) and not math.isfinite(value)
+            if value is not getattr(default, name) and (fault := value_fault(name, value, option.hint)):
+                raise ConfigError(f"{type(self).__name__}: {fault}")
+        for name in UNUSED:
+            if name in options or name in SET_BY_VALIDATE:
+                continue
+            if vars(self).get(name) != vars(default).get(name):
+                raise ConfigError(self._unknown(name, ()))

@@ -7,7 +7,8 @@ import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
 from rllm_gym.algorithms.registry import ALGORITHMS, get_algorithm_class
-from rllm_gym.callbacks.scaling_inter import AdaptiveSchedule, ScalingInter, Stage, schedules_of
+from rllm_gym.callbacks.horizon_schedules import AdaptiveSchedule, Stage, schedules_of
+from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.errors import ConfigError
 from rllm_gym.training.task_sampler import TaskSampler
 
@@ -22,10 +23,10 @@ def validated(**options) -> GRPOConfig:
     ("options", "message"),
     [
         ({"group_sise": 8}, "GRPOConfig: no option has this name; got 'group_sise'. Did you mean 'group_size'?"),
-        ({"model": "tiny"}, "got 'tiny'. Set base_model instead."),
+        ({"model": "tiny"}, "model is not used here; the language model is `base_model`"),
         ({"group_size": 1}, "group_size must be at least 2, since one episode has no group mean; got 1."),
-        ({"groups_per_step": 0}, "groups_per_step must be a number of at least 1; got 0."),
-        ({"num_env_runners": 0}, "num_env_runners must be a number of at least 1; got 0."),
+        ({"groups_per_step": 0}, "groups_per_step must be a whole number of at least 1; got 0."),
+        ({"num_env_runners": 0}, "num_env_runners must be at least 1; got 0."),
         ({"temperature": 0.0}, "training needs temperature above 0"),
         ({"max_new_tokens": 99, "max_model_len": 99}, "max_new_tokens must be below max_model_len"),
         ({"engine": "sglang"}, "engine: must be one of scripted, transformers, vllm, or"),

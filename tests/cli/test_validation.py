@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rllm_gym.cli.rllib import app
-from rllm_gym.errors import ConfigError
 
 GOOD = """\
 quick:
@@ -59,15 +58,6 @@ def test_yaml_that_grows_without_end_is_refused_at_once(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_nan_is_refused_in_python_as_in_yaml() -> None:
-    from rllm_gym.algorithms import GRPOConfig
-
-    for options in ({"temperature": float("nan")}, {"engine_options": {"swap_space": [float("inf")]}}):
-        [name] = options
-        with pytest.raises(ConfigError, match=f"GRPOConfig: {name} must be finite; got "):
-            GRPOConfig().environment("rllm_gym/TextCraft-v0").env_runners(**options).validate()
-
-
 def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD.replace("groups_per_step: 2", "engine_options: {enforce_eager: true}"))
@@ -103,27 +93,27 @@ CASES = {
     "text for a number": (
         "groups_per_step: 2",
         "lr: fast",
-        "x.yaml:8: config.lr must be a number or a list or null; got 'fast'.",
+        "x.yaml:8: config.lr must be a number of at least 0; got 'fast'.",
     ),
     "quoted number": (
         "groups_per_step: 2",
         "temperature: '1.0'",
-        "x.yaml:8: config.temperature must be a number; got '1.0'.",
+        "x.yaml:8: config.temperature must be a number of at least 0; got '1.0'.",
     ),
     "seed below 0": (
         "groups_per_step: 2",
         "seed: -1",
-        "x.yaml:8: GRPOConfig: seed must be a number of at least 0; got -1.",
+        "x.yaml:8: config.seed must be a whole number of at least 0 or null; got -1.",
     ),
     "time-out below 0": (
         "groups_per_step: 2",
         "episode_timeout_s: -1",
-        "x.yaml:8: GRPOConfig: episode_timeout_s must be above 0, or null; got -1.",
+        "x.yaml:8: config.episode_timeout_s must be a number above 0 or null; got -1.",
     ),
     "top_p of 0": (
         "groups_per_step: 2",
         "top_p: 0.0",
-        "x.yaml:8: GRPOConfig: top_p must be above 0 and at most 1; got 0.0.",
+        "x.yaml:8: config.top_p must be a number above 0 and at most 1; got 0.0.",
     ),
     "infinite temperature": (
         "groups_per_step: 2",
@@ -164,8 +154,7 @@ CASES = {
     "learning rate below 0": (
         "groups_per_step: 2",
         "lr: -1e-4",
-        "x.yaml:8: GRPOConfig: lr must be a number of at least 0; got -0.0001. For a schedule set deepspeed: "
-        "{scheduler: {type: WarmupLR, ...}}.",
+        "x.yaml:8: config.lr must be a number of at least 0; got -0.0001.",
     ),
     "option that vLLM has not": (
         "groups_per_step: 2",
@@ -265,12 +254,12 @@ CASES = {
     "truth for a count": (
         "groups_per_step: 2",
         "group_size: true",
-        "x.yaml:8: config.group_size must be a whole number; got True.",
+        "x.yaml:8: config.group_size must be a whole number of at least 1; got True.",
     ),
     "fraction for a count": (
         "groups_per_step: 2",
         "group_size: 2.5",
-        "x.yaml:8: config.group_size must be a whole number; got 2.5.",
+        "x.yaml:8: config.group_size must be a whole number of at least 1; got 2.5.",
     ),
     "unknown choice": (
         "groups_per_step: 2",
@@ -438,7 +427,7 @@ CASES = {
     "checkpoint type": (
         "  stop: {training_iteration: 10}",
         "  checkpoint_config: {checkpoint_frequency: often}",
-        "x.yaml:4: checkpoint_config.checkpoint_frequency must be a whole number or null; got 'often'.",
+        "x.yaml:4: checkpoint_config.checkpoint_frequency must be a whole number of at least 0 or null; got 'often'.",
     ),
     "no trials": (
         "  stop: {training_iteration: 10}",
@@ -448,7 +437,7 @@ CASES = {
     "a bad candidate in a sweep": (
         "groups_per_step: 2",
         "lr: {grid_search: [1e-5, high]}",
-        "x.yaml:8: config.lr must be a number or a list or null; got 'high'.",
+        "x.yaml:8: config.lr must be a number of at least 0; got 'high'.",
     ),
     "a bad range": (
         "groups_per_step: 2",

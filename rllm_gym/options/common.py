@@ -1,0 +1,137 @@
+"""The options that every method has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import Doc
+
+from rllm_gym.options.rllib import RLlibOptions
+from rllm_gym.options.types import Count, CountOrZero, Fraction, NonNegative, Positive
+from rllm_gym.types import Engine
+
+
+class ModelOptions:
+    """The language model."""
+
+    base_model: Annotated[str, Doc("`tiny` (the shipped model), a folder, or a Hugging Face name.")] = "tiny"
+    chat_template: Annotated[
+        str | None, Doc("replaces the tokenizer's: Jinja text, a path, or the name of a shipped one.")
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        Doc("of the weights in samplers and in forward passes; with 16 bits the optimizer keeps float32 masters."),
+    ] = "float32"
+    gradient_checkpointing: Annotated[bool, Doc("recompute activations in the backward pass to save memory.")] = False
+    lora: Annotated[
+        dict | None, Doc("arguments of `peft.LoraConfig`, such as `{r: 16, lora_alpha: 32}`; null trains all weights.")
+    ] = None
+
+
+class SamplingOptions:
+    """How episodes are sampled."""
+
+    engine: Annotated[
+        str | Callable[..., Engine],
+        Doc("`vllm`, `transformers` (slow, no extra dependency), or one of your own as `module:name`."),
+    ] = "vllm"
+    engine_options: Annotated[dict, Doc("passed through to vLLM's `EngineArgs`, or to the other engine.")] = {}
+    max_model_len: Annotated[
+        Annotated[int, Field(ge=2)],
+        Doc("tokens of a whole episode at most; an episode with no room for another turn is truncated."),
+    ] = 2048
+    max_new_tokens: Annotated[Count, Doc("tokens of one turn at most.")] = 64
+    temperature: Annotated[NonNegative, Doc("of sampling, and of the trainer's probabilities.")] = 1.0
+    top_p: Annotated[
+        Annotated[float, Field(gt=0, le=1)], Doc("of sampling; other than 1.0 in `evaluation_config` only.")
+    ] = 1.0
+    top_k: Annotated[CountOrZero, Doc("of sampling; 0 is all, other than that in `evaluation_config` only.")] = 0
+    groups_per_step: Annotated[Count, Doc("tasks per train step.")] = 8
+    group_size: Annotated[Count, Doc("episodes per task.")] = 8
+    num_env_workers: Annotated[
+        CountOrZero,
+        Doc(
+            "threads that step the environments while the engine decodes; 0 steps them in a fixed order, which makes "
+            "seeded runs repeat bit for bit and is best for cheap environments."
+        ),
+    ] = 0
+    episode_timeout_s: Annotated[
+        Positive | None, Doc("wall seconds after which an episode has failed; null never.")
+    ] = None
+    env_timeout_s: Annotated[
+        Positive, Doc("wall seconds that one call into an environment may take before its episode has failed.")
+    ] = 120.0
+    max_episode_retries: Annotated[
+        CountOrZero, Doc("how often a failed episode begins again, on a fresh environment, before it is dropped.")
+    ] = 1
+    max_failed_fraction: Annotated[
+        Fraction, Doc("share of a train step's episodes that may fail before the run stops.")
+    ] = 0.1
+    max_episode_steps: Annotated[int | None, Doc("the horizon, in turns; null leaves it to the environment.")] = None
+    scaling_inter: Annotated[
+        dict | None,
+        Doc(
+            "a schedule of horizons instead: `{type: stepwise, horizons: [..], steps_per_stage: N}`, `{type: fixed, "
+            "horizons: [N]}` or `{type: adaptive, horizons: [..], min_steps_per_stage: N}` (its other keys: "
+            "`rllm_gym.callbacks.horizon_schedules.AdaptiveSchedule`); of several environments one for all, or `{name: "
+            "schedule}`."
+        ),
+    ] = None
+
+
+class LearnerOptions:
+    """The DeepSpeed learners and their update."""
+
+    tokens_per_micro_batch: Annotated[Count, Doc("tokens of one forward and backward pass, padding included.")] = 8192
+    packing: Annotated[
+        Literal["auto"] | bool,
+        Doc(
+            "let a row of a micro-batch hold several samples, so that little is padding; it changes no "
+            "log-probability. `auto` does so where the model can keep them apart, and says where it cannot; true "
+            "stops there."
+        ),
+    ] = "auto"
+    skip_non_finite_steps: Annotated[
+        CountOrZero,
+        Doc(
+            "optimizer steps of a run whose loss or gradient may be NaN or infinite; each is discarded and counted in "
+            "`num_skipped_steps`, and one more ends the run."
+        ),
+    ] = 0
+    num_minibatches: Annotated[Count, Doc("optimizer steps per pass over a train step's samples.")] = 1
+    zero_stage: Annotated[
+        Literal[0, 1, 2, 3],
+        Doc("what DeepSpeed partitions over learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too."),
+    ] = 2
+    deepspeed: Annotated[
+        dict,
+        Doc(
+            "merged over the generated DeepSpeed configuration: `scheduler`, `zero_optimization.offload_optimizer`, ..."
+        ),
+    ] = {}
+    weight_decay: Annotated[NonNegative, Doc("of AdamW.")] = 0.0
+    adam_betas: Annotated[
+        Sequence[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2), Doc("of AdamW.")
+    ] = (0.9, 0.999)
+
+
+class EvaluationOptions:
+    """Evaluations and records."""
+
+    evaluation_splits: Annotated[Sequence[str], Doc("splits of the environment to evaluate on.")] = ("eval",)
+    evaluation_horizon: Annotated[Count | None, Doc("in turns; null is the last stage's.")] = None
+    evaluation_seed: Annotated[
+        CountOrZero, Doc("of the tasks' environments and of the sampling; the same at every evaluation.")
+    ] = 10_000
+    evaluation_on_start: Annotated[
+        bool, Doc("also evaluate before the first train step, when `evaluation_interval` is set.")
+    ] = True
+    save_trajectories: Annotated[bool, Doc("append every episode to `trajectories/` in the trial's folder.")] = True
+
+
+class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOptions, RLlibOptions):
+    """Options of every method."""
+
+    needs_env = True  # whether the method cannot do without an environment

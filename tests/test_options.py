@@ -1,0 +1,173 @@
+"""The table of options: it says all there is, what it says holds, and reading it loads nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Annotated, get_args
+
+import pytest
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from typing_extensions import Doc
+
+from rllm_gym.algorithms import RLLIBS, GRPOConfig
+from rllm_gym.algorithms.registry import ALGORITHMS, get_algorithm_class
+from rllm_gym.errors import ConfigError
+from rllm_gym.options import UNSET, options_of, table_of, unknown_option
+from rllm_gym.options.methods import TABLES, GRPOOptions
+from rllm_gym.options.rllib import ALIASES, UNUSED
+from rllm_gym.options.values import describe, value_fault
+
+METHODS = list(ALGORITHMS)
+OTHER_VALUES = {bool: lambda value: not value, int: lambda value: value + 7, float: lambda value: value + 7.0}
+
+
+def config_of(method: str) -> AlgorithmConfig:
+    return get_algorithm_class(method).get_default_config()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_table_is_the_configurations(method):
+    config = config_of(method)
+    assert options_of(type(config)).keys() == options_of(table_of(method)).keys()
+    assert not [name for name in options_of(type(config)) if not hasattr(config, name)]
+    for name, option in options_of(type(config)).items():
+        assert option.default is UNSET or getattr(config, name) == option.default or name == "env_runner_cls", name
+        assert value_fault(name, getattr(config, name), option.hint) is None, name
+        assert option.doc.endswith((".", ":", "...")), f"{name}: a sentence"
+
+
+def test_every_option_of_rllib_is_either_taken_or_refused_by_its_name():
+    rllibs = {name for name in vars(AlgorithmConfig()) if not name.startswith("_")}
+    taken = set().union(*(options_of(table) for table in TABLES.values()))
+    assert rllibs - taken - UNUSED.keys() == {"algo_class", "in_evaluation"}  # no options
+    assert not [name for name in options_of(GRPOOptions) if name in UNUSED]
+    assert not [hint for hint in UNUSED.values() for word in hint.split("`")[1::2] if word and not known(word)]
+
+
+def known(words: str) -> bool:
+    """Return whether a hint's code names something: an option, a method of the configuration, or a command."""
+    word = words.split()[0].strip(":").partition("(")[0]
+    everything = set().union(*(options_of(table) for table in TABLES.values()))
+    return word in everything or hasattr(GRPOConfig, word) or word in ("rllm-gym", "runtime_env")
+
+
+def test_what_rllib_says_of_names_is_what_the_table_says():
+    translate = AlgorithmConfig._translate_special_keys
+    assert all(translate(alias, warn_deprecated=False) == name for alias, name in ALIASES.items())
+    names = {*vars(AlgorithmConfig()), "lambda", "input", "framework", "callbacks", "num_workers"}
+    assert {name for name in names if translate(name, warn_deprecated=False) != name} <= ALIASES.keys()
+    from ray.rllib.algorithms.registry import ALGORITHMS as RLLIB
+
+    assert RLLIB.keys() & ALGORITHMS.keys() == RLLIBS
+
+
+def test_what_others_name_is_what_the_table_names():
+    from ray.tune import CheckpointConfig
+
+    from rllm_gym.algorithms.functional import KL_KINDS
+    from rllm_gym.algorithms.grpo import PRESETS
+    from rllm_gym.cli.written import CHECKPOINT_OPTIONS
+
+    fields = {field.name for field in dataclasses.fields(CheckpointConfig) if not field.name.startswith("_")}
+    assert fields == CHECKPOINT_OPTIONS.keys()
+    table = options_of(GRPOOptions)
+    assert describe(table["kl_kind"].hint) == "one of " + ", ".join(KL_KINDS)
+    assert describe(table["preset"].hint) == f"one of {', '.join(PRESETS)} or null"
+
+
+@pytest.mark.parametrize("method", ["GRPO", "SFT"])
+def test_an_option_of_rllibs_that_does_nothing_is_refused_unless_it_has_its_default(method):
+    refused = [name for name in UNUSED if name not in options_of(table_of(method))]
+    tried = 0
+    for name in refused:
+        assert unknown_option(name, options_of(table_of(method))).startswith(f"{name} is not used here; ")
+        config = config_of(method)
+        value = getattr(config, name, None) if name in vars(config) else None
+        if type(value) not in OTHER_VALUES or name == "simple_optimizer":
+            continue
+        config.environment("rllm_gym/TextCraft-v0").check_options()
+        setattr(config, name, OTHER_VALUES[type(value)](value))
+        with pytest.raises(ConfigError, match=f"{name} is not used here; "):
+            config.check_options()
+        tried += 1
+    assert tried > 80
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", -1, "seed must be a whole number of at least 0 or null; got -1."),
+        ("temperature", float("inf"), "temperature must be a number of at least 0; got inf."),
+        ("lr", float("nan"), "lr must be a number of at least 0; got nan."),
+        ("episode_timeout_s", -1, "episode_timeout_s must be a number above 0 or null; got -1."),
+        ("max_failed_fraction", 1.5, "max_failed_fraction must be a number of at least 0 and at most 1; got 1.5."),
+        ("group_size", True, "group_size must be a whole number of at least 1; got True."),
+        ("adam_betas", [0.9, 1.0], "adam_betas must be a list of numbers of at least 0 and below 1; got [0.9, 1.0]."),
+        ("dtype", "int8", "dtype must be one of float32, bfloat16, float16; got 'int8'."),
+        ("engine_options", None, "engine_options must be a mapping; got None."),
+    ],
+)
+def test_a_wrong_value_is_said_with_its_bounds(name, value, message):
+    config = GRPOConfig().environment("rllm_gym/TextCraft-v0").update_from_dict({name: value})
+    with pytest.raises(ConfigError) as error:
+        config.validate()
+    assert str(error.value) == f"GRPOConfig: {message}"
+
+
+def test_every_builder_method_takes_every_option_and_names_the_nearest_of_a_wrong_one():
+    config = GRPOConfig().training(group_size=4, lr=1e-4).env_runners(clip_high=0.3).learners(seed=3)
+    assert (config.group_size, config.lr, config.clip_high, config.seed) == (4, 1e-4, 0.3, 3)
+    assert config.training(preset="gspo", clip_low=0.1).clip_low == 0.1
+    assert config.training(clip_low=0.1, preset="gspo").clip_low == 0.1
+    for builder in ("training", "env_runners", "learners", "evaluation", "rl_module", "reporting", "fault_tolerance"):
+        with pytest.raises(ConfigError, match=r"got 'grup_size'. Did you mean 'group_size'\?"):
+            getattr(GRPOConfig(), builder)(grup_size=3)
+    with pytest.raises(ConfigError, match="minibatch_size is not used here; use `num_minibatches`"):
+        GRPOConfig().training(minibatch_size=3).validate()
+
+
+def test_a_configuration_of_ones_own_declares_options_as_the_table_does():
+    class MineConfig(GRPOConfig):
+        quantile: Annotated[float, Doc("of the group's returns.")] = 0.5
+
+    assert MineConfig().quantile == 0.5
+    assert MineConfig().training(quantile=0.9).quantile == 0.9
+    assert list(options_of(MineConfig))[-1] == "quantile"
+    assert get_args(options_of(MineConfig)["quantile"].hint)[0] is float
+    with pytest.raises(ConfigError, match="quantile must be a number; got 'x'"):
+        MineConfig().environment("rllm_gym/TextCraft-v0").training(quantile="x").validate()
+
+
+FAULTS = {
+    "config: {grup_size: 8}": "unknown key 'grup_size'; did you mean 'group_size'?",
+    "config: {group_size: 0}": "config.group_size must be a whole number of at least 1; got 0.",
+    "config: {gamma: 0.9}": "config.gamma is not used here; an episode's return is not discounted",
+    "config: {env_config: {dept: 1}}": "got 'dept'. Did you mean 'depth'?",
+    "config: {scaling_inter: {type: stepwise, horizons: []}}": "horizons must be a list of turns",
+    "stop: {training_iterations: 3}": "did you mean 'training_iteration'?",
+    "checkpoint_config: {num_to_keep: x}": "checkpoint_config.num_to_keep must be a whole number of at least 1 or null",
+}
+
+
+def test_a_mistake_in_a_file_is_told_without_loading_ray_or_torch(tmp_path):
+    for k, written in enumerate(FAULTS):
+        (tmp_path / f"{k}.yaml").write_text(f"x:\n  run: GRPO\n  env: rllm_gym/TextCraft-v0\n  {written}\n")
+    code = (
+        "import sys\nfrom rllm_gym.cli.rllib import app\n"
+        f"for k in range({len(FAULTS)}):\n    app(['train', 'file', f'{{k}}.yaml'], standalone_mode=False)\n"
+        "print([name for name in ('ray', 'torch', 'vllm', 'deepspeed') if name in sys.modules])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    said = run.stderr.splitlines()
+    assert len(said) == len(FAULTS), run.stderr
+    for line, message in zip(said, FAULTS.values(), strict=True):
+        assert message in line
+    assert run.stdout == "[]\n"
+
+
+def test_the_page_of_options_is_up_to_date():
+    from tools.options_page import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tools.options_page"
