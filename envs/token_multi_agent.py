@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm_gym.envs.wrappers import check_action, check_length
+from rllm_gym.envs.wrappers import check_action, hear, readable
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
@@ -21,9 +21,9 @@ class TokenMultiAgentEnv:
     (`TextMultiAgentEnv` does); this one speaks the same dictionaries with ids. It relies on those methods alone and
     does not need RLlib.
 
-    Each agent has one conversation, with the rules of `TokenEnv`: its observations and actions, joined in order, are
-    what the chat template renders for its `infos[agent]["messages"]`. The conversation opens with the agent's first
-    observation, which may come after other agents have acted.
+    Each agent has one conversation, with the rules of `TokenEnv`, also for what is taken out and cut off: its
+    observations and actions, joined in order, are what the chat template renders for its `infos[agent]["messages"]`.
+    The conversation opens with the agent's first observation, which may come after other agents have acted.
 
     The agents in the last observations that have not ended there act next, and only they: an agent gets one
     observation between two of its actions. An environment that has several things to tell an agent joins them into
@@ -33,7 +33,7 @@ class TokenMultiAgentEnv:
         env: the environment. `env.system_prompts`, if there, maps agents to system prompts.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        max_tokens: bound on one action and on one observation. An environment that says more raises `EnvError`.
+        max_tokens: bound on one action and on one observation, see `TokenEnv`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TokenMultiAgentEnv:
             )
         for agent, action in action_dict.items():  # all of them before any is recorded
             check_action(action, self.action_spaces[agent], f"TokenMultiAgentEnv, agent {agent!r}")
-        said = {agent: self._conversations[agent].act(action) for agent, action in action_dict.items()}
+        said = {agent: readable(self._conversations[agent].act(action)) for agent, action in action_dict.items()}
         texts, rewards, terminateds, truncateds, infos = self.env.step(said)
         is_over = terminateds.get("__all__", False)
         ended = [agent for agent in texts if is_over or terminateds.get(agent)]
@@ -106,13 +106,13 @@ class TokenMultiAgentEnv:
         self.env.close()
 
     def _observe(self, texts: Mapping[str, str], ended: Iterable[str]) -> dict[str, TokenIds]:
-        observations = {}
-        for agent, text in texts.items():
-            conversation = self._conversations[agent]
-            speak = conversation.reply if conversation.messages else conversation.open
-            ids = speak(text, terminated=agent in ended)
-            observations[agent] = check_length(ids, self.max_tokens, f"TokenMultiAgentEnv, agent {agent!r}")
-        return observations
+        return {
+            agent: hear(
+                self._conversations[agent], text, terminated=agent in ended, max_tokens=self.max_tokens,
+                who=f"TokenMultiAgentEnv, agent {agent!r}",
+            )
+            for agent, text in texts.items()
+        }  # fmt: skip
 
     def _with_messages(self, infos: Mapping[str, Any], texts: Iterable[str]) -> dict[str, Any]:
         """Add the conversation to the info of everyone who heard something."""

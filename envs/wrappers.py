@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -17,6 +18,9 @@ from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
 
 MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
+# Control characters but tab and newline, and halves of surrogate pairs, which no tokenizer encodes.
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CHARS_PER_TOKEN = 4  # of English text
 
 
 class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructorArgs):
@@ -34,6 +38,12 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     `info["messages"]`, and they are the training sequence. Nothing that was sampled is ever encoded again. What the
     environment says is plain text: special tokens spelt out in it stay text.
 
+    Neither the environment nor the policy gets control characters (other than tab and newline) or lone surrogates to
+    read: they are taken out of the text that an action says before the environment gets it (its ids and its message
+    stay as sampled), and out of what the environment says. What the environment says beyond `max_tokens` is cut off,
+    and `[... 1234 more characters were cut off]` stands in its place; most of a text that is far too long is never
+    tokenized.
+
     Info: the environment's own, and `messages`: the conversation so far, a new list at every call.
 
     `env.unwrapped` is the text environment.
@@ -42,8 +52,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         env: the text environment.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        max_tokens: bound on one action and on one observation; None is 32,768. An environment that says more raises
-            `EnvError`.
+        max_tokens: bound on one action and on one observation; None is 32,768. A bound without room even for the
+            system prompt and the template raises `EnvError` at reset.
 
     Attributes:
         chat: the `ChatTokenizer`.
@@ -96,23 +106,66 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     ) -> tuple[TokenIds, dict[str, Any]]:
         text, info = self.env.reset(seed=seed, options=options)
         self._conversation = Conversation(self.chat, getattr(self.env.unwrapped, "system_prompt", ""))
-        observation = check_length(self._conversation.open(self._text(text)), self.max_tokens, self)
+        observation = hear(self._conversation, text, max_tokens=self.max_tokens, who=self)
         return observation, {**info, "messages": list(self._conversation.messages)}
 
     def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._conversation is None:
             raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
-        text = self._conversation.act(check_action(action, self._actions, self))
+        text = readable(self._conversation.act(check_action(action, self._actions, self)))
         reply, reward, terminated, truncated, info = self.env.step(text)
-        observation = check_length(
-            self._conversation.reply(self._text(reply), terminated=terminated), self.max_tokens, self
-        )
+        observation = hear(self._conversation, reply, terminated=terminated, max_tokens=self.max_tokens, who=self)
         return observation, reward, terminated, truncated, {**info, "messages": list(self._conversation.messages)}
 
-    def _text(self, observation: Any) -> str:
-        if not isinstance(observation, str):
-            raise TypeError(f"{self}: an observation must be a string; got {observation!r:.200}. Put it into words.")
-        return observation
+
+def readable(text: str) -> str:
+    """Return a text without control characters, other than tab and newline, and without lone surrogates."""
+    return _UNREADABLE.sub("", text)
+
+
+def hear(conversation: Conversation, text: Any, *, terminated: bool = False, max_tokens: int, who: Any) -> TokenIds:
+    """Return the ids that an environment's text adds to a conversation, after making it readable and no longer than
+    `max_tokens`, see `TokenEnv`.
+
+    Raises:
+        TypeError: the text is none.
+        EnvError: there is no room for any text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{who}: an observation must be a string; got {text!r:.200}. Put it into words.")
+    chat, is_first = conversation.chat, not conversation.messages
+
+    def count(text: str) -> int:
+        if is_first:
+            messages = chat.opening(conversation.system_prompt, text)
+            return len(chat.encode_chat(messages, add_generation_prompt=not terminated))
+        return len(chat.encode_reply(text, add_generation_prompt=not terminated))
+
+    text = _shorten(readable(text), max_tokens, count)
+    ids = (
+        conversation.open(text, terminated=terminated) if is_first else conversation.reply(text, terminated=terminated)
+    )
+    if len(ids) <= max_tokens:
+        return ids
+    raise EnvError(
+        f"{who}: the system prompt and the chat template must leave room in max_tokens={max_tokens}; got {len(ids)} "
+        "tokens. Raise max_tokens, or shorten the system prompt."
+    )
+
+
+def _shorten(text: str, max_tokens: int, count: Callable[[str], int]) -> str:
+    """Return the text, or as much of its beginning as `count` allows and a note."""
+    if len(text.encode()) <= max_tokens // 2:  # a token has a byte at least; the other half is the template's
+        return text
+    if len(text) <= 2 * _CHARS_PER_TOKEN * max_tokens and count(text) <= max_tokens:
+        return text
+    kept = text[: _CHARS_PER_TOKEN * max_tokens]
+    while True:
+        shorter = f"{kept}\n[... {len(text) - len(kept)} more characters were cut off]"
+        num_tokens = count(shorter)
+        if num_tokens <= max_tokens or not kept:
+            return shorter
+        kept = kept[: int(0.95 * len(kept) * max_tokens / num_tokens)]
 
 
 def check_action(action: Any, space: TokenSequence, who: Any) -> Any:
@@ -122,16 +175,6 @@ def check_action(action: Any, space: TokenSequence, who: Any) -> Any:
     raise ValueError(
         f"{who}: an action must be at most {space.max_length} token ids in [0, {space.vocab_size}), as a 1-D integer "
         f"array or a list; got {_outline(action)}. Use the ids that were sampled, or encode_action(text)."
-    )
-
-
-def check_length(observation: TokenIds, max_tokens: int, who: Any) -> TokenIds:
-    """Return `observation` if it fits the space."""
-    if len(observation) <= max_tokens:
-        return observation
-    raise EnvError(
-        f"{who}: an observation must have at most max_tokens={max_tokens} tokens; got {len(observation)}. "
-        "Raise max_tokens, or shorten what the environment says."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -43,7 +44,5 @@ class TrajectoryError(RllmGymError, ValueError):
 
 def nearest(got: object, known: Iterable[str]) -> str:
     """Return the known name most like `got`, for messages about unknown ones."""
-    from rapidfuzz import fuzz, process  # only an error needs it
-
-    # By the whole name: fuzz.WRatio, the default, takes PPO for the nearest to GRPPO, of which it is a part.
-    return process.extractOne(str(got), sorted(known), scorer=fuzz.ratio, processor=str.lower)[0]
+    by_lower = {name.lower(): name for name in sorted(known, reverse=True)}
+    return by_lower[difflib.get_close_matches(str(got).lower(), by_lower, n=1, cutoff=0.0)[0]]

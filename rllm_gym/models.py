@@ -16,6 +16,17 @@ TINY_MODEL_DIR = Path(__file__).parent / "assets" / "tiny"
 # A repo id: "name" or "owner/name". Anything else with a separator in it is a path.
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+# Whatever a tokenizer may consist of, and the config.json, by which transformers tells tokenizers of older forms apart.
+_TOKENIZER_FILES = (
+    "added_tokens.json",
+    "additional_chat_templates/*",
+    "chat_template.jinja",
+    "config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer*",
+    "vocab*",
+)
 
 
 def resolve_base_model(name: str | Path, *, timeout_s: float = 10.0, allow_lookup: bool = True) -> Path | str:
@@ -52,6 +63,31 @@ def resolve_base_model(name: str | Path, *, timeout_s: float = 10.0, allow_looku
     return text
 
 
+def resolve_tokenizer(name: str | Path, *, timeout_s: float = 10.0) -> Path:
+    """Return the folder of a model's tokenizer, with or without the model.
+
+    Tried in order as in `resolve_base_model`; of a model on the hub only the tokenizer's files are downloaded.
+
+    Raises:
+        ConfigError: nothing was found; one line says what was tried.
+    """
+    text = str(name)
+    path = TINY_MODEL_DIR if text == "tiny" else Path(text).expanduser()
+    if any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")):
+        return path
+    if not path.is_dir() and _REPO_ID.fullmatch(text) and (cached := _cached_file(text, "tokenizer.json")):
+        return cached.parent
+    base_model = resolve_base_model(text, timeout_s=timeout_s)
+    if isinstance(base_model, Path):
+        return base_model
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(base_model, allow_patterns=list(_TOKENIZER_FILES)))
+    except Exception as error:  # whatever it is, the caller gets it in one line
+        raise _not_found(text, f"its tokenizer cannot be downloaded: {_in_one_line(error)}") from error
+
+
 def _folder(path: Path, name: str) -> Path:
     if not (path / "config.json").is_file():
         raise _not_found(name, f"the folder {path} has no config.json")
@@ -60,13 +96,16 @@ def _folder(path: Path, name: str) -> Path:
 
 def _cached_snapshot(repo_id: str) -> Path | None:
     """Return the cached snapshot of a model if it has weights; a lone config may come from an earlier look-up."""
+    config = _cached_file(repo_id, "config.json")
+    has_weights = config is not None and any(next(config.parent.glob(pattern), None) for pattern in _WEIGHTS)
+    return config.parent if config is not None and has_weights else None
+
+
+def _cached_file(repo_id: str, name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(repo_id, "config.json")
-    if not isinstance(config, str):  # None, or a marker for "known not to exist"
-        return None
-    folder = Path(config).parent
-    return folder if any(next(folder.glob(pattern), None) for pattern in _WEIGHTS) else None
+    file = try_to_load_from_cache(repo_id, name)
+    return Path(file) if isinstance(file, str) else None  # it may be a marker for "known not to exist"
 
 
 def _look_up(repo_id: str, timeout_s: float) -> str:
@@ -80,13 +119,17 @@ def _look_up(repo_id: str, timeout_s: float) -> str:
             HfApi().model_info(repo_id, timeout=timeout_s)
             problems.append("")
         except Exception as error:  # whatever it is, the caller gets it in one line
-            problems.append(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            problems.append(_in_one_line(error))
 
     # The client's own time-out counts each phase of a request anew and leaves name resolution out.
     thread = threading.Thread(target=ask, daemon=True, name="hub-look-up")
     thread.start()
     thread.join(timeout_s)
     return problems[0] if problems else f"no answer within {timeout_s:g} s"
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _not_found(name: str, problem: str) -> ConfigError:

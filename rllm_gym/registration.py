@@ -90,7 +90,7 @@ def make_env(
     check_text_env(text_env, "make_env")
     if obs_type == "text":
         return text_env
-    from rllm_gym.envs.wrappers import TokenEnv  # loads transformers, which the text level does without
+    from rllm_gym.envs.wrappers import TokenEnv  # loads tokenizers and Jinja, which the text level does without
 
     return TokenEnv(text_env, **options)
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
+from tokenizers import AddedToken
 
-from rllm_gym.errors import ChatTemplateError, ConfigError, nearest
-from rllm_gym.models import TINY_MODEL_DIR, resolve_base_model
+from rllm_gym.chat_template import any_of, find_template, renderer, role_markers, shipped_names
+from rllm_gym.errors import ChatTemplateError
+from rllm_gym.models import resolve_tokenizer
+from rllm_gym.tokenizer_files import load_with_transformers, read_tokenizer
 from rllm_gym.types import Message, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-CHAT_TEMPLATE_DIR = Path(__file__).parent / "assets" / "chat_templates"
 
 # Stands for an assistant turn whose ids are already in the stream: only what follows it in the rendering is of
 # interest.
@@ -40,11 +41,14 @@ _PROBE_TURNS = (
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer with a chat template that only ever appends.
+    """A tokenizer with a chat template that only ever appends.
 
     On construction the template proves on short conversations that the ids of `Conversation` are the ids that it
     renders for the same messages. Everything is read-only from then on: one object serves many conversations and
     threads.
+
+    A token in the list of added tokens ("special" or not) is written by the template or sampled by the policy. Text
+    from an environment that spells one is encoded as ordinary characters.
 
     Args:
         tokenizer: a folder or a hub name; a Hugging Face tokenizer object; a `ChatTokenizer` (with another template, or
@@ -55,11 +59,11 @@ class ChatTokenizer:
             tokens, and sometimes sample one, which is no text.
 
     Attributes:
-        tokenizer: the Hugging Face tokenizer.
         chat_template: the Jinja source in use.
-        end_of_turn_id: the special token that the template writes after an assistant's content. `eos_token` is often
-            another one.
+        end_of_turn_id: the token that the template writes after an assistant's content. `eos_token` is often another
+            one.
         stop_ids: what ends a sampled turn: `end_of_turn_id`, then the tokenizer's `eos_token` where that differs.
+        role_markers: what the template writes before a content to say whose it is, as text.
         vocab_size: every id is smaller.
 
     Raises:
@@ -72,41 +76,60 @@ class ChatTokenizer:
         chat_template: str | Path | None = None,
         vocab_size: int = 0,
     ):
-        self._args = (tokenizer, chat_template, vocab_size)
         if isinstance(tokenizer, ChatTokenizer):
             chat_template = chat_template or tokenizer.chat_template
             vocab_size = max(vocab_size, tokenizer.vocab_size)
-        self.tokenizer: Any = _tokenizer_object(tokenizer)
-        self.name = str(getattr(self.tokenizer, "name_or_path", "") or type(self.tokenizer).__name__)
-        self.chat_template: str = _template_source(self.tokenizer, self.name, chat_template)
-
-        # Own copies, one for each way to take special strings: the original's switches are flipped by whoever calls it.
-        self._backend = deepcopy(self.tokenizer.backend_tokenizer)
-        self._backend.no_truncation()
-        self._backend.no_padding()
+            tokenizer = tokenizer._args[0]
+        self._args: tuple[Any, str | Path | None, int] = (tokenizer, chat_template, vocab_size)
+        parts = read_tokenizer(tokenizer)
+        self.name = parts.name
+        self._backend = parts.backend
         self._plain_backend: Any = None
+        source = parts.chat_template if chat_template is None else find_template(chat_template)
+        if source is None:
+            raise ChatTemplateError(
+                f"ChatTokenizer: a tokenizer must have a chat template; {self.name} has none. "
+                f"Give chat_template= Jinja source, a .jinja file, or a shipped one ({shipped_names()})."
+            )
+        self.chat_template: str = source
 
-        added = self.tokenizer.added_tokens_decoder
-        special = {token.content: (i, token) for i, token in added.items() if token.special}
-        self._special_ids = {content: i for content, (i, _) in special.items()}
-        self._special_split = re.compile(
-            "|".join(f"({_pattern(token)})" for _, token in _longest_first(special)) or "(?!)"
-        )
-        self._protected = re.compile("|".join([re.escape(c) for c, _ in _longest_first(special)] + [_FENCE]))
+        decoder = self._backend.get_added_tokens_decoder()
+        # Some tokenizers add runs of spaces or line breaks, which nothing can be forged with.
+        self._added = {token.content: (i, token) for i, token in decoder.items() if token.content.strip()}
+        patterns = [_pattern(self._added[content][1]) for content in sorted(self._added, key=len, reverse=True)]
+        self._split = re.compile("|".join(patterns) or "(?!)")
+        self._protected = any_of([*self._added, _FENCE])
         self._restore = re.compile(f"{_FENCE}(\\d+){_FENCE}")
-        self.vocab_size: int = max(len(self.tokenizer), 1 + max(added, default=-1), vocab_size)
+        is_normalized = any(token.normalized for _, token in self._added.values())
+        self._normalizer = self._backend.normalizer if is_normalized else None
+        self.vocab_size: int = max(self._backend.get_vocab_size(), 1 + max(decoder, default=-1), vocab_size)
 
+        special = [content for content, (_, token) in self._added.items() if token.special]
+        self._protected_in_actions = any_of([*special, _FENCE])
         try:
+            self._template = renderer(source, parts.special_tokens)
             self.has_system_role = self._find_system_role()
             self.end_of_turn_id = self._find_end_of_turn()
         except TemplateError as error:
             raise self._error(
                 "must render a user's and an assistant's turn", f"{type(error).__name__}: {error}"
             ) from error
-        self._end_of_turn = {i: content for content, i in self._special_ids.items()}[self.end_of_turn_id]
-        eos = self.tokenizer.eos_token_id
+        self._end_of_turn = decoder[self.end_of_turn_id].content
+        self._protected_in_actions = any_of([*special, self._end_of_turn, _FENCE])
+        eos = self._backend.token_to_id(parts.special_tokens.get("eos_token", ""))
         self.stop_ids = (self.end_of_turn_id,) + ((eos,) if eos not in (None, self.end_of_turn_id) else ())
         self._check_append_only()
+        bos = parts.special_tokens.get("bos_token", "")
+        self.role_markers = role_markers(self._template, self._end_of_turn, bos, has_system_role=self.has_system_role)
+        self._role_marker = any_of(self.role_markers)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer, for what it alone does, such as saving itself. Loads transformers."""
+        source = self._args[0]
+        if source is None or isinstance(source, str | Path):
+            return load_with_transformers(resolve_tokenizer(source or "tiny"))
+        return source
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
         """Return the ids that the template renders for `messages`, contents as plain text."""
@@ -127,12 +150,13 @@ class ChatTokenizer:
     def encode_action(self, text: str) -> list[int]:
         """Return the ids of a whole assistant turn: `text` and the end-of-turn token."""
         saved: list[str] = []
+        protected = self._protect(text, saved, self._protected_in_actions)
         # Encoded behind the generation prompt, since some tokenizers mark the beginning of a text.
         prompt = self._render([_message("user", "?")], True, [])
         prompt_ids = self._encode(prompt, [])
-        ids = self._encode(prompt + self._protect(text, saved) + self._end_of_turn, saved)
+        ids = self._encode(prompt + protected + self._end_of_turn, saved)
         if ids[: len(prompt_ids)] != prompt_ids:  # prompt and text share a token, which no policy could sample
-            ids = prompt_ids + self._encode(self._protect(text, saved := []) + self._end_of_turn, saved)
+            ids = prompt_ids + self._encode(protected + self._end_of_turn, saved)
         return ids[len(prompt_ids) :]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -150,7 +174,11 @@ class ChatTokenizer:
     def count_tokens(self, text: str) -> int:
         """Return how many tokens a plain text has on its own."""
         saved: list[str] = []
-        return len(self._encode(self._protect(text, saved), saved))
+        return len(self._encode(self._protect(text, saved, self._protected), saved))
+
+    def count_role_markers(self, text: str) -> int:
+        """Return how often a text spells what the template writes at the beginning of a turn."""
+        return len(self._role_marker.findall(text))
 
     def opening(self, system_prompt: str, text: str) -> list[Message]:
         """Return the first messages; without a system role the system prompt heads the user's turn."""
@@ -161,40 +189,52 @@ class ChatTokenizer:
         return [_message("system", system_prompt), _message("user", text)]
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool, saved: list[str]) -> str:
-        """Render with placeholders for whatever in the contents could be mistaken for a special token."""
-        return self.tokenizer.apply_chat_template(
-            [_message(m["role"], self._protect(m["content"], saved)) for m in messages],
-            chat_template=self.chat_template,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-        )
+        """Render with placeholders for whatever in the contents could be mistaken for an added token.
 
-    def _protect(self, text: str, saved: list[str]) -> str:
+        What an assistant said keeps those that are not special: a policy writes its thoughts between them.
+        """
+        protected = []
+        for m in messages:
+            pattern = self._protected_in_actions if m["role"] == "assistant" else self._protected
+            protected.append(_message(m["role"], self._protect(m["content"], saved, pattern)))
+        return self._template(messages=protected, add_generation_prompt=add_generation_prompt)
+
+    def _protect(self, text: str, saved: list[str], pattern: re.Pattern[str]) -> str:
         def placeholder(match: re.Match[str]) -> str:
             saved.append(match[0])
             return f"{_FENCE}{len(saved) - 1}{_FENCE}"
 
-        return self._protected.sub(placeholder, text)
+        # Some tokens are looked for in the normalized text, where other characters may have become theirs.
+        if self._normalizer is not None and pattern.search(self._normalizer.normalize_str(text)):
+            saved.append(text)
+            return f"{_FENCE}{len(saved) - 1}{_FENCE}"
+        return pattern.sub(placeholder, text)
 
     def _encode(self, text: str, saved: list[str]) -> list[int]:
-        """Encode a rendered text; only the special tokens that the template itself wrote become special."""
+        """Encode a rendered text; in what is saved, nothing becomes an added token."""
         if not saved:
             return self._backend.encode(text, add_special_tokens=False).ids
         if self._plain_backend is None:
             plain_backend = deepcopy(self._backend)
+            # Special ones can be switched off.
+            plain_backend.add_special_tokens([AddedToken(content, special=True) for content in self._added])
             plain_backend.encode_special_tokens = True
             self._plain_backend = plain_backend
         ids: list[int] = []
         end = 0
-        for match in [*self._special_split.finditer(text), None]:
+        for match in [*self._split.finditer(text), None]:
             plain = text[end : match.start() if match else None]
             if plain:
                 plain = self._restore.sub(lambda m: saved[int(m[1])], plain)
                 ids += self._plain_backend.encode(plain, add_special_tokens=False).ids
             if match:
-                ids.append(self._special_ids[match[0].strip()])
+                ids.append(self._id_of(match[0]))
                 end = match.end()
         return ids
+
+    def _id_of(self, matched: str) -> int:
+        """Return the id of an added token, which may have swallowed the white space around it."""
+        return self._added[matched if matched in self._added else matched.strip()][0]
 
     def _find_system_role(self) -> bool:
         try:
@@ -205,12 +245,12 @@ class ChatTokenizer:
     def _find_end_of_turn(self) -> int:
         rendered = self._render([_message("user", "?"), _message("assistant", _SENTINEL)], False, [])
         after = rendered.partition(_SENTINEL)[2]
-        match = self._special_split.match(after)
+        match = self._split.match(after)
         if match is None:
             raise self._error(
                 "must end an assistant's content with a special token", f"{after[:40]!r} after an assistant's content"
             )
-        return self._special_ids[match[0].strip()]
+        return self._id_of(match[0])
 
     def _check_append_only(self) -> None:
         for system_prompt in _PROBE_SYSTEMS:
@@ -221,13 +261,9 @@ class ChatTokenizer:
                 conversation.act(action_ids)
                 terminated = reply == _PROBE_TURNS[-1]
                 ids = [*ids, *action_ids, *conversation.reply(reply, terminated=terminated)]
-                expected = self.tokenizer.apply_chat_template(
-                    conversation.messages,
-                    chat_template=self.chat_template,
-                    add_generation_prompt=not terminated,
-                    return_dict=False,
-                )
-                if ids != list(expected):
+                whole = self._template(messages=conversation.messages, add_generation_prompt=not terminated)
+                expected = self._encode(whole, [])
+                if ids != expected:
                     at = next((k for k, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b), len(expected))
                     raise self._error(
                         "must be append-only: what it rendered for a turn must stay as it is when the next one comes",
@@ -238,7 +274,7 @@ class ChatTokenizer:
     def _error(self, rule: str, got: str) -> ChatTemplateError:
         return ChatTemplateError(
             f"ChatTokenizer: the chat template of {self.name} {rule}; got {got}. "
-            f"Give chat_template= one that does: Jinja source, a .jinja file, or a shipped one ({_shipped_names()})."
+            f"Give chat_template= one that does: Jinja source, a .jinja file, or a shipped one ({shipped_names()})."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -256,7 +292,12 @@ class ChatTokenizer:
 
     @property
     def _identity(self) -> tuple[Any, ...]:
-        return self.name, self.chat_template, self.vocab_size, tuple(self._special_ids.items())
+        return (
+            self.name,
+            self.chat_template,
+            self.vocab_size,
+            tuple((content, i) for content, (i, _) in self._added.items()),
+        )
 
     def __repr__(self) -> str:
         return f"ChatTokenizer({self.name!r}, vocab_size={self.vocab_size}, end_of_turn={self._end_of_turn!r})"
@@ -338,59 +379,13 @@ def _shared_chat_tokenizer(tokenizer: str | None, chat_template: str | None, voc
     return ChatTokenizer(tokenizer, chat_template, vocab_size)
 
 
-def _tokenizer_object(tokenizer: Any) -> Any:
-    """Return a Hugging Face tokenizer from what the caller gave."""
-    if isinstance(tokenizer, ChatTokenizer):
-        return tokenizer.tokenizer
-    if tokenizer is None or isinstance(tokenizer, str | Path):
-        from transformers import AutoTokenizer
-
-        path = TINY_MODEL_DIR if tokenizer in (None, "tiny") else Path(str(tokenizer)).expanduser()
-        # A folder may hold a tokenizer alone, without the config.json of a model.
-        is_folder = (path / "tokenizer.json").is_file() or (path / "tokenizer_config.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(path if is_folder else resolve_base_model(tokenizer or "tiny"))
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise ConfigError(
-            "ChatTokenizer: tokenizer must be a Hugging Face tokenizer with a `tokenizers` backend; "
-            f"got {type(tokenizer).__name__}. Give a model's name or folder, or AutoTokenizer.from_pretrained(...)."
-        )
-    return tokenizer
-
-
-def _template_source(tokenizer: Any, name: str, chat_template: str | Path | None) -> str:
-    """Return Jinja source from what the caller gave: source, a path, a shipped name, or nothing."""
-    if chat_template is None:
-        if not tokenizer.chat_template:
-            raise ChatTemplateError(
-                f"ChatTokenizer: a tokenizer must have a chat template; {name} has none. "
-                f"Give chat_template= Jinja source, a .jinja file, or a shipped one ({_shipped_names()})."
-            )
-        return tokenizer.get_chat_template()
-    text = str(chat_template)
-    if "{%" in text or "{{" in text:
-        return text
-    for path in (CHAT_TEMPLATE_DIR / f"{text}.jinja", Path(text).expanduser()):
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    raise ChatTemplateError(
-        "ChatTokenizer: chat_template must be Jinja source, a .jinja file or the name of a shipped template; "
-        f"got {text!r}. Did you mean {nearest(text, _shipped_names().split(', '))!r}?"
-    )
-
-
-def _shipped_names() -> str:
-    return ", ".join(sorted(path.stem for path in CHAT_TEMPLATE_DIR.glob("*.jinja")))
-
-
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _longest_first(special: dict[str, Any]) -> list[tuple[str, Any]]:
-    """One special token may begin with another; the longest match wins, as in the tokenizer."""
-    return [(content, special[content][1]) for content in sorted(special, key=len, reverse=True)]
-
-
-def _pattern(token: Any) -> str:
-    """Return a pattern for a special token; some of them swallow the white space around them (Phi-3)."""
-    return (r"\s*" if token.lstrip else "") + re.escape(token.content) + (r"\s*" if token.rstrip else "")
+def _pattern(token: AddedToken) -> str:
+    """Return a pattern for an added token; some of them swallow the white space around them (Phi-3)."""
+    content = re.escape(token.content)
+    if token.single_word:
+        content = rf"(?<!\w){content}(?!\w)"
+    return (r"\s*" if token.lstrip else "") + content + (r"\s*" if token.rstrip else "")

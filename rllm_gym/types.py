@@ -142,7 +142,8 @@ class Episode:
     `end_reason` is one of `terminated`, `horizon`, `context_limit` (no room for a whole turn), `truncated` (the
     environment said so), `error` (the environment failed after its retries; `error` holds the text, and nothing of it
     is trained). `info` is the last step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info}
-    of several. `timings` are seconds: `env_s`, `engine_s`, `total_s`.
+    of several. `timings` are seconds: `env_s`, `engine_s`, `total_s`. `num_env_timeouts` counts the attempts in which
+    the environment did not answer in time, `num_role_markers` what it said that looks like the beginning of a turn.
     """
 
     episode_id: str
@@ -158,6 +159,8 @@ class Episode:
     timings: dict[str, float] = field(default_factory=dict)
     num_env_steps: int = 0
     num_retries: int = 0
+    num_env_timeouts: int = 0
+    num_role_markers: int = 0
 
     @property
     def is_truncated(self) -> bool:

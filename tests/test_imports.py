@@ -1,21 +1,34 @@
-"""What importing the package and making a text environment must not load."""
+"""What importing the package and playing an environment must not load."""
 
 import subprocess
 import sys
 
-HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers")
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "huggingface_hub")
 
-PROGRAM = f"""
+PROGRAM = """
 import sys
+import warnings
+warnings.simplefilter("error")
 import gymnasium
 import rllm_gym
-env = gymnasium.make("rllm_gym/TextCraft-v0", obs_type="text", max_episode_steps=3)
+env = gymnasium.make("rllm_gym/TextCraft-v0", obs_type="{obs_type}", max_episode_steps=3)
 env.reset(seed=0)
-env.step(env.unwrapped.expert_action())
-print([name for name in {HEAVY} if name in sys.modules])
+action = env.unwrapped.expert_action()
+env.step(env.get_wrapper_attr("encode_action")(action) if "{obs_type}" == "token" else action)
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & {names}))
 """
 
 
+def modules_after(obs_type, names):
+    program = PROGRAM.format(obs_type=obs_type, names=set(names))
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
 def test_importing_the_package_and_playing_a_text_environment_loads_no_heavy_library():
-    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
-    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+    assert modules_after("text", [*HEAVY, "tokenizers", "jinja2"]) == "[]"
+
+
+def test_playing_at_the_token_level_loads_tokenizers_and_jinja_alone():
+    assert modules_after("token", [*HEAVY, "tokenizers", "jinja2"]) == "['jinja2', 'tokenizers']"

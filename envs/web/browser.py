@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import psutil
-
 from rllm_gym.errors import ConfigError, EnvError
 
 PIP_INSTALL = 'pip install "rllm-gym[web]"'
 try:
+    import psutil
     from playwright.async_api import Error as PlaywrightError
     from playwright.async_api import TimeoutError as PlaywrightTimeoutError
     from playwright.async_api import async_playwright

@@ -49,3 +49,15 @@ SCROLL = """([direction, limit]) => {
   scroller.scrollBy({top: direction * (limit > 0 ? Math.min(limit, height) : height), behavior: 'instant'});
   return scroller.scrollTop > 0;
 }"""
+# Waits for the images of elements, also those that style sheets put in their place; without them an icon has no size.
+LOAD_IMAGES = """async () => {
+  const styled = [...document.querySelectorAll('*')].flatMap(element => {
+    const found = /^url\\("(.*?)"\\)/.exec(getComputedStyle(element).content);
+    return found ? [found[1]] : [];
+  });
+  const images = [...document.images].filter(image => image.loading !== 'lazy');
+  images.push(...[...new Set(styled)].map(url => Object.assign(new Image(), {src: url})));
+  await Promise.all(images.filter(image => !image.complete).map(image => new Promise(done => {
+    for (const event of ['load', 'error']) image.addEventListener(event, done, {once: true});
+  })));
+}"""

@@ -7,13 +7,14 @@ is gone, a page that does not load) is a `PageError`, whose text the next observ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from rllm_gym.envs.web.browser import PlaywrightError
 from rllm_gym.envs.web.layout import Layout, read_layout
-from rllm_gym.envs.web.page_scripts import CHOOSE, CLICK, SCROLL, SELECT_ALL, SET_VALUE
+from rllm_gym.envs.web.page_scripts import CHOOSE, CLICK, LOAD_IMAGES, SCROLL, SELECT_ALL, SET_VALUE
 from rllm_gym.envs.web.tree import Node, read_tree
 
 REQUEST_GRACE_S = 1.0  # after which a navigation that was asked for and has not begun (a download) is given up
@@ -162,6 +163,9 @@ class Tab:
         if self.page.url.startswith(ERROR_PAGE):
             self.title, self.nodes = "", [Node(1, "RootWebArea", "The page could not be opened")]
             return self.nodes
+        if self._has_clock:  # such a page reads alike however busy the machine is
+            with contextlib.suppress(PlaywrightError):  # a navigation took the document away
+                await self._bounded(self.page.evaluate(LOAD_IMAGES))
         # Asked for at once and answered in this order: the tree brings the page's layout up to date, and a snapshot
         # takes what there is.
         tree, frames, snapshot = await asyncio.gather(

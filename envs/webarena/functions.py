@@ -76,21 +76,28 @@ def member_role(page: EvaluatedPage, account: str) -> str:
 
 def _ask_shop(shop: str, path: str, query: Mapping[str, str] | None = None) -> Any:
     """Ask the shop's REST interface, as its administrator."""
-    httpx: Any = need("httpx")
+    requests: Any = need("requests")
     account = ACCOUNTS["shopping_admin"]
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
-            token = client.post(
+        with requests.Session() as session:
+            session.trust_env = False
+            token = session.post(
                 f"{shop}/rest/default/V1/integration/admin/token",
                 json={"username": account.name, "password": account.password},
+                timeout=TIMEOUT_S,
+                allow_redirects=False,
             )
             token.raise_for_status()
-            answer = client.get(
-                f"{shop}/rest/V1/{path}", params=query, headers={"Authorization": f"Bearer {token.json()}"}
+            answer = session.get(
+                f"{shop}/rest/V1/{path}",
+                params=query,
+                headers={"Authorization": f"Bearer {token.json()}"},
+                timeout=TIMEOUT_S,
+                allow_redirects=False,
             )
             answer.raise_for_status()
             return answer.json()
-    except (httpx.HTTPError, ValueError) as e:
+    except (requests.RequestException, ValueError) as e:
         raise EnvError(
             f"WebArenaEnv: the shop's REST interface must answer; got {type(e).__name__}: {e}. Check the shop."
         ) from e

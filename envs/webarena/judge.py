@@ -41,7 +41,7 @@ class Judge:
     Args:
         url: of the endpoint, up to "/v1"; None is `OPENAI_BASE_URL`, or else OpenAI's.
         model: the endpoint's name of the model.
-        timeout_s: for each attempt to connect, to send and to read.
+        timeout_s: for each attempt to connect and to read.
         num_attempts: attempts in all.
         first_wait_s: between the first and the second attempt.
 
@@ -63,10 +63,13 @@ class Judge:
             raise ConfigError(
                 f"WebArenaEnv: the judge's url must be like http://127.0.0.1:8000/v1; got {self.url!r}. Correct it."
             )
-        self._httpx: Any = need("httpx")
+        self._requests: Any = need("requests")
         tenacity: Any = need("tenacity")
-        key = os.environ.get("OPENAI_API_KEY")
-        self._client = self._httpx.Client(timeout=timeout_s, headers={"Authorization": f"Bearer {key}"} if key else {})
+        self._timeout_s = timeout_s
+        self._session = self._requests.Session()
+        if key := os.environ.get("OPENAI_API_KEY"):
+            # As an authentication and not as a header: one that ~/.netrc has for this host would replace the header.
+            self._session.auth = functools.partial(_sign, key)
         self._retry = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(num_attempts),
             wait=tenacity.wait_exponential(multiplier=first_wait_s, max=30),  # no jitter: it draws from `random`
@@ -109,7 +112,7 @@ class Judge:
         }
         try:
             response = self._retry(self._post, body)
-        except self._httpx.HTTPError as e:
+        except self._requests.RequestException as e:
             raise EnvError(
                 f"{self._who}: the judge must answer; got {type(e).__name__}: {e}. Check judge_url and OPENAI_API_KEY."
             ) from e
@@ -121,14 +124,16 @@ class Judge:
             ) from e
 
     def _post(self, body: dict[str, Any]) -> Any:
-        response = self._client.post(f"{self.url}/chat/completions", json=body)
+        url = f"{self.url}/chat/completions"
+        response = self._session.post(url, json=body, timeout=self._timeout_s, allow_redirects=False)
         response.raise_for_status()
         return response
 
     def _is_passing(self, error: BaseException) -> bool:
-        if isinstance(error, self._httpx.HTTPStatusError):
+        if isinstance(error, self._requests.HTTPError):
             return error.response.status_code in _RETRY_STATUSES
-        return isinstance(error, self._httpx.TransportError)
+        exceptions = self._requests.exceptions
+        return isinstance(error, exceptions.ConnectionError | exceptions.Timeout | exceptions.ChunkedEncodingError)
 
     def _no_verdict(self, known: str, got: str) -> EnvError:
         return EnvError(f"{self._who}: a verdict must be {known}; got {got[:80]!r}. Choose another judge_model.")
@@ -136,6 +141,11 @@ class Judge:
     @property
     def _who(self) -> str:
         return f"Judge({self.model} at {self.url})"
+
+
+def _sign(key: str, request: Any) -> Any:
+    request.headers["Authorization"] = f"Bearer {key}"
+    return request
 
 
 def load_judge(url: str | None, model: str) -> Judge:

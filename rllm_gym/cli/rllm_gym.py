@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, find_own_modules
 from rllm_gym.cli.index import index
 from rllm_gym.cli.web_check import web_check
+from rllm_gym.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,10 +38,12 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:
     """Write a trained policy as a Hugging Face model folder."""
-    from rllm_gym.checkpoints import resolve_checkpoint
-    from rllm_gym.cli.ray_session import prepare_driver
-
     with errors_in_one_line():
+        if missing := missing_of(TRAINER):
+            raise ConfigError(trainer_message("rllm-gym export", missing))
+        from rllm_gym.checkpoints import resolve_checkpoint
+        from rllm_gym.cli.ray_session import prepare_driver
+
         path = resolve_checkpoint(checkpoint)
         prepare_driver(None)
         from rllm_gym.evaluation.export import export_policy

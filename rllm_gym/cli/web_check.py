@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import typer
 
@@ -52,21 +53,29 @@ def ask(url: str, timeout_s: float) -> Finding:
     """Ask a site for its start page."""
     from rllm_gym.envs.webarena.tasks import need
 
-    httpx: Any = need("httpx")
+    requests: Any = need("requests")
     start_s = time.monotonic()
     try:
-        response = httpx.get(url, timeout=timeout_s, follow_redirects=True, trust_env=False)
-    except httpx.HTTPError as e:
+        with requests.Session() as session:
+            session.trust_env = False
+            response = session.get(url, timeout=timeout_s)
+    except requests.RequestException as e:
         return Finding(False, f"does not answer: {type(e).__name__}: {e}")
     took = f"{response.status_code} in {time.monotonic() - start_s:.2f} s"
     # A site that is set up for another address leads there, and its links would leave the task's sites.
-    origin = f"{response.url.scheme}://{response.url.netloc.decode()}"
-    asked = httpx.URL(url)
+    origin = _origin(response.url)
     if response.status_code >= 400:
         return Finding(False, f"does not answer as it should: {took}")
-    if origin != f"{asked.scheme}://{asked.netloc.decode()}":
+    if origin != _origin(url):
         return Finding(False, f"leads to another address, {origin}: {took}. Set the site's own base address.")
     return Finding(True, f"answers: {took}")
+
+
+def _origin(url: str) -> str:
+    """Return scheme, host and port, the port left out where it is the scheme's own."""
+    parts = urlsplit(url)
+    port = "" if parts.port in (None, {"http": 80, "https": 443}.get(parts.scheme)) else f":{parts.port}"
+    return f"{parts.scheme}://{parts.hostname}{port}"
 
 
 def _log_in(urls: dict[str, str], timeout_s: float) -> dict[str, Finding]:

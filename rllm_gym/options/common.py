@@ -53,15 +53,16 @@ class SamplingOptions:
     num_env_workers: Annotated[
         CountOrZero,
         Doc(
-            "threads that step the environments while the engine decodes; 0 steps them in a fixed order, which makes "
-            "seeded runs repeat bit for bit and is best for cheap environments."
+            "threads that step the environments while the engine decodes; with 0 there is one, which is waited for in "
+            "a fixed order: seeded runs repeat bit for bit, and cheap environments are fastest so."
         ),
     ] = 0
     episode_timeout_s: Annotated[
         Positive | None, Doc("wall seconds after which an episode has failed; null never.")
     ] = None
     env_timeout_s: Annotated[
-        Positive, Doc("wall seconds that one call into an environment may take before its episode has failed.")
+        Positive,
+        Doc("wall seconds that a call into an environment may take; then it is abandoned and its episode has failed."),
     ] = 120.0
     max_episode_retries: Annotated[
         CountOrZero, Doc("how often a failed episode begins again, on a fresh environment, before it is dropped.")

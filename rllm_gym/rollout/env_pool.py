@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -159,22 +160,35 @@ class _State(Enum):
 
 @dataclass(eq=False)
 class EnvSlot:
-    """A place for one environment, made by its first job."""
+    """A place for one environment, made by its first job. `is_hung`: a call of it has not come back."""
 
     env_index: int
     env: EnvAdapter | None = None
     job: EnvJob | None = None
+    is_hung: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"environment {self.env_index}" if self.env is None else self.env.env_id
 
 
 @dataclass(eq=False)
 class EnvJob:
-    """One reset or step of a slot's environment. `error` is the text of what it raised, `seconds` its wall time."""
+    """One reset or step of a slot's environment, or its closing.
+
+    `call` is what it is in: `make`, `reset`, `step` or `close`. `error` is the text of what it raised, or that it timed
+    out; `seconds` its wall time.
+    """
 
     slot: EnvSlot
     owner: Any
-    call: Callable[[EnvAdapter], EnvStep]
+    method: str
+    args: tuple[Any, ...] = ()
+    call: str = ""
+    call_begun_s: float = math.inf
     result: EnvStep | None = None
     error: str | None = None
+    is_timed_out: bool = False
     seconds: float = 0.0
     state: _State = _State.QUEUED
 
@@ -182,13 +196,20 @@ class EnvJob:
         start_s = time.perf_counter()
         try:
             if self.slot.env is None:
+                self._begin("make")
                 self.slot.env = adapt_env(make_env(self.slot.env_index))
-            self.result = self.call(self.slot.env)
-        except Exception as error:
-            # Environments are foreign code: whatever one raises fails its episode, not the run.
+            self._begin(self.method)
+            self.result = getattr(self.slot.env, self.method)(*self.args)
+        except BaseException as error:
+            # Environments are foreign code: whatever one raises, sys.exit() too, fails its episode and not the run.
             self.error = describe(error)
+            if self.call == "close":
+                logger.warning("closing %s failed: %s", self.slot.name, self.error)
         finally:
             self.seconds = time.perf_counter() - start_s
+
+    def _begin(self, call: str) -> None:
+        self.call, self.call_begun_s = call, time.perf_counter()
 
 
 def describe(error: BaseException) -> str:
@@ -198,30 +219,36 @@ def describe(error: BaseException) -> str:
 
 
 class EnvPool:
-    """At most `num_envs` environments and `num_workers` threads that step them.
+    """At most `num_envs` environments and the threads that call them.
 
-    With no workers jobs run inside `poll`, in the order of submission. With workers an environment is stepped by
-    whichever thread is free, so it must not be tied to one.
+    An environment is called by whichever thread is free, so with several workers it must not be tied to one. A thread
+    cannot be killed: where a call takes longer than `timeout_s`, the environment and its thread are abandoned and
+    replaced; should the call ever return, its thread closes the environment and ends.
 
     Args:
         make_env: environment index -> token-level environment; called in a worker.
         num_envs: environments in use or idle at any time; those abandoned in a hung call are not counted.
-        num_workers: threads; 0 runs everything in line.
+        num_workers: threads. 0 is one, which works only while `poll` waits for it, on one job after the other in the
+            order of submission.
+        timeout_s: bounds every call into an environment: making, resetting, stepping and closing it. None is no bound.
     """
 
-    def __init__(self, make_env: Callable[[int], Any], *, num_envs: int, num_workers: int):
+    def __init__(
+        self, make_env: Callable[[int], Any], *, num_envs: int, num_workers: int, timeout_s: float | None = None
+    ):
         self._make_env = make_env
-        self._num_envs, self._num_workers = num_envs, num_workers
+        self._num_envs, self._num_workers = num_envs, max(1, num_workers)
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._in_order: deque[EnvJob] | None = None if num_workers else deque()
         self.num_jobs = 0  # calls that are queued or running
         self._in_use: list[EnvSlot] = []
         self._idle: list[EnvSlot] = []  # most recently used last
-        self._inline: deque[EnvJob] = deque()
         self._jobs: queue.SimpleQueue[EnvJob | None] = queue.SimpleQueue()
+        self._given: list[EnvJob] = []  # what the workers have got and not done
         self._done: queue.SimpleQueue[EnvJob] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards EnvJob.state
-        self._closing: list[threading.Thread] = []
         self._is_closed = False
-        for _ in range(num_workers):
+        for _ in range(self._num_workers):
             self._start_worker()
 
     def acquire(self, env_index: int) -> EnvSlot | None:
@@ -234,7 +261,7 @@ class EnvPool:
         else:
             slot = EnvSlot(env_index)
             if len(self._in_use) + len(self._idle) >= self._num_envs:
-                self._close_env(self._idle.pop(0).env)  # another index's: make room
+                self._close_env(self._idle.pop(0))  # another index's: make room
         self._in_use.append(slot)
         return slot
 
@@ -249,39 +276,31 @@ class EnvPool:
         job, slot.job = slot.job, None
         if job is not None:
             self.num_jobs -= 1
-            with self._lock:
-                is_running, job.state = job.state is _State.RUNNING, _State.ABANDONED
-            if is_running:
-                if not self._is_closed:
-                    self._start_worker()  # in the place of the one that hangs, which ends if it ever returns
-                return
-        self._close_env(slot.env)
+            self._abandon(job)
+            self._given = [given for given in self._given if given is not job]
+        if not slot.is_hung:
+            self._close_env(slot)
 
-    def submit(self, slot: EnvSlot, call: Callable[[EnvAdapter], EnvStep], owner: Any) -> None:
-        """Queue a call on the slot's environment."""
-        slot.job = job = EnvJob(slot, owner, call)
+    def submit(self, slot: EnvSlot, owner: Any, method: str, *args: Any) -> None:
+        """Queue `reset` or `step` of the slot's environment."""
+        slot.job = job = EnvJob(slot, owner, method, args)
         self.num_jobs += 1
-        if self._num_workers:
-            self._jobs.put(job)
+        if self._in_order is None:
+            self._give(job)
         else:
-            self._inline.append(job)
+            self._in_order.append(job)
 
     def poll(self, timeout_s: float | None) -> list[EnvJob]:
-        """Return the finished jobs; with workers wait up to `timeout_s` (None: for ever) for the first one."""
-        done = []
-        if self._num_workers:
-            try:
-                done.append(self._done.get(timeout=timeout_s))
-                while True:
-                    done.append(self._done.get_nowait())
-            except queue.Empty:
-                pass
-        while self._inline:
-            job = self._inline.popleft()
-            if job.state is not _State.ABANDONED:
-                job.run(self._make_env)
-                done.append(job)
-        done = [job for job in done if job.state is not _State.ABANDONED]
+        """Return the finished and the timed-out jobs; with workers wait up to `timeout_s` (None: for ever) for one."""
+        if self._in_order is None:
+            done = self._await_answers(math.inf if timeout_s is None else timeout_s)
+        else:
+            done = []
+            while self._in_order:
+                job = self._in_order.popleft()
+                if job.state is not _State.ABANDONED:
+                    self._give(job)
+                    done += self._await_answers(math.inf)
         for job in done:
             job.slot.job = None
         self.num_jobs -= len(done)
@@ -289,16 +308,73 @@ class EnvPool:
 
     def close(self) -> None:
         """Close every environment and end the threads; safe to call twice."""
+        self._timeout_s = min(self._timeout_s, CLOSE_TIMEOUT_S)
         self._is_closed = True
         for slot in list(self._in_use):
             self.discard(slot)
         while self._idle:
-            self._close_env(self._idle.pop(0).env)
+            self._close_env(self._idle.pop(0))
+        end_s = time.perf_counter() + CLOSE_TIMEOUT_S
+        while self._given and time.perf_counter() < end_s:
+            self._await_answers(end_s - time.perf_counter())
         for _ in range(self._num_workers):
             self._jobs.put(None)
-        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
-        for thread in self._closing:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _close_env(self, slot: EnvSlot) -> None:
+        """Have a worker close an environment; nobody waits for it, but where all is in order."""
+        if slot.env is not None:
+            self._give(EnvJob(slot, None, "close"))
+            if self._in_order is not None and not self._is_closed:
+                self._await_answers(math.inf)
+
+    def _give(self, job: EnvJob) -> None:
+        self._given.append(job)
+        self._jobs.put(job)
+
+    def _await_answers(self, timeout_s: float) -> list[EnvJob]:
+        """Return the resets and steps that have ended or take too long; wait up to `timeout_s` for the first."""
+        end_s = time.perf_counter() + timeout_s
+        while True:
+            now_s = time.perf_counter()
+            # A call that has not begun cannot be overdue before a whole timeout has gone by.
+            due_s = min((job.call_begun_s for job in self._given), default=math.inf) + self._timeout_s
+            wait_s = max(0.0, min(end_s, due_s, now_s + self._timeout_s) - now_s)
+            done = []
+            with contextlib.suppress(queue.Empty):
+                done.append(self._done.get(timeout=None if wait_s == math.inf else wait_s))
+                while True:
+                    done.append(self._done.get_nowait())
+            done = [job for job in done if job.state is _State.DONE]
+            done += [job for job in self._given if self._give_up_if_overdue(job)]
+            self._given = [job for job in self._given if job not in done]
+            answers = [job for job in done if job.method != "close"]
+            if answers or not self._given or time.perf_counter() >= end_s:
+                return answers
+
+    def _give_up_if_overdue(self, job: EnvJob) -> bool:
+        """Abandon a call that takes too long; return whether it does."""
+        seconds = time.perf_counter() - job.call_begun_s
+        if seconds < self._timeout_s or not self._abandon(job, only_if_running=True):
+            return False
+        job.seconds, job.is_timed_out = seconds, True
+        job.error = (
+            f"EnvPool: every call into an environment must return within env_timeout_s = {self._timeout_s:g}; got "
+            f"{seconds:.1f} s in {job.call} of {job.slot.name}, which is abandoned. Raise env_timeout_s if its calls "
+            "may take longer."
+        )
+        logger.warning(job.error)
+        return True
+
+    def _abandon(self, job: EnvJob, *, only_if_running: bool = False) -> bool:
+        """Never take a job's answer, and put a new worker in the place of one that is in it; return whether one is."""
+        with self._lock:
+            is_running = job.state is _State.RUNNING
+            if is_running or not only_if_running:
+                job.state = _State.ABANDONED
+        if is_running:
+            job.slot.is_hung = True
+            self._start_worker()
+        return is_running
 
     def _start_worker(self) -> None:
         threading.Thread(target=self._work, name="env-worker", daemon=True).start()
@@ -309,32 +385,13 @@ class EnvPool:
                 if job.state is _State.ABANDONED:
                     continue
                 job.state = _State.RUNNING
-            try:
-                job.run(self._make_env)
-            except BaseException as error:  # sys.exit() or a panic of native code: the loop must hear of it, too
-                job.error = describe(error)
+            job.run(self._make_env)
             with self._lock:
                 is_abandoned = job.state is _State.ABANDONED
                 if not is_abandoned:
                     job.state = _State.DONE
             if is_abandoned:
-                _close_quietly(job.slot.env)
+                if job.slot.env is not None and job.method != "close":
+                    EnvJob(job.slot, None, "close").run(self._make_env)
                 return
             self._done.put(job)
-
-    def _close_env(self, env: EnvAdapter | None) -> None:
-        """Close an environment; with workers in a thread of its own, since a broken one may hang in `close`, too."""
-        if not self._num_workers:
-            _close_quietly(env)
-            return
-        thread = threading.Thread(target=_close_quietly, args=(env,), name="env-close", daemon=True)
-        thread.start()
-        self._closing = [t for t in self._closing if t.is_alive()] + [thread]
-
-
-def _close_quietly(env: EnvAdapter | None) -> None:
-    try:
-        if env is not None:
-            env.close()
-    except Exception as error:  # Foreign code; what failed is already being thrown away.
-        logger.warning("closing an environment failed: %s", describe(error))

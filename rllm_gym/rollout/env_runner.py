@@ -88,6 +88,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             num_env_workers=config.num_env_workers,
             params=config.sampling_params,
             max_model_len=config.max_model_len,
+            env_timeout_s=config.env_timeout_s,
             episode_timeout_s=config.episode_timeout_s,
             max_retries=config.max_episode_retries,
         )
@@ -195,6 +196,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
         for episode in [episode for group in finished for episode in group.episodes]:
+            episode.num_role_markers = sum(
+                self.chat.count_role_markers(message["content"])
+                for stream in episode.streams.values()
+                for message in stream.messages
+                if message["role"] == "user"
+            )
             self._call_back(episode)
             self.num_env_steps_sampled_lifetime += episode.num_env_steps
         give_back_freed_memory()

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
 from rllm_gym.rollout.play import Play, Progress, Request
+from rllm_gym.rollout.waiting import WaitingReports
 from rllm_gym.types import (
     Completion,
     CompletionRequest,
@@ -51,16 +51,18 @@ class RolloutLoop:
 
     Args:
         make_env: environment index -> token-level environment without a turn limit: a `gymnasium.Env` over token ids
-            with `stop_ids`, or a multi-agent one (see `environments.py`). With workers it is called in their threads.
+            with `stop_ids`, or a multi-agent one (see `environments.py`); called in the workers' threads.
         engines: module id -> engine. They are stepped in this order and stay open when the loop closes.
         module_of: (agent id, episode) -> module id; asked once, at the agent's first observation.
         num_envs: most episodes in flight, and most environments; environments are reused by reset.
-        num_env_workers: threads that step environments while the engines decode; 0 steps them in line, in a fixed
-            order.
+        num_env_workers: threads that call environments while the engines decode; with 0 there is one, and the loop
+            waits for it, in a fixed order.
+        env_timeout_s: seconds that a call into an environment may take; then the environment is abandoned, and its
+            episode counts as failed. None is no bound.
         params: how to sample, for all modules or by module id.
         max_model_len: tokens a context may hold; an episode ends before a turn for which there is no room.
         episode_timeout_s: seconds an episode may take, not counting pauses between calls; then it counts as failed. In
-            line it is checked between steps only: nothing can interrupt the one thread there is.
+            a fixed order it is checked between steps only.
         max_retries: how often a failed episode is played again, each time on a fresh environment.
     """
 
@@ -74,6 +76,7 @@ class RolloutLoop:
         params: ParamsByModule,
         max_model_len: int,
         num_env_workers: int = 0,
+        env_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
         max_retries: int = 1,
     ):
@@ -99,14 +102,26 @@ class RolloutLoop:
         self._horizon: HorizonByEnv = None
         self._timeout_s = episode_timeout_s
         self._max_retries = max_retries
-        self._pool = EnvPool(make_env, num_envs=num_envs, num_workers=num_env_workers)
-        self._driven_s = 0.0
+        self._pool = EnvPool(make_env, num_envs=num_envs, num_workers=num_env_workers, timeout_s=env_timeout_s)
+        self._driven_s = self._last_end_s = 0.0
         self._resumed_s: float | None = None
         self._pending: deque[tuple[Progress, Episode]] = deque()
         self._plays: list[Play] = []
         self._requests: dict[str, Request] = {}
         self._request_ids = map(str, itertools.count())
         self._finished: deque[EpisodeGroup] = deque()
+        self._reports = WaitingReports(self)
+
+    @property
+    def seconds_without_end(self) -> float:
+        """How long no episode has ended while the loop was driven."""
+        return self._now() - self._last_end_s
+
+    def in_flight(self) -> list[tuple[Play, bool, float]]:
+        """Return what is played, whether it waits for an engine (else for its environment), and how many seconds."""
+        asking = {id(request.play) for request in list(self._requests.values())}  # copies: any thread may ask
+        now_s = self._now()
+        return [(play, id(play) in asking, now_s - play.asked_s) for play in list(self._plays)]
 
     @property
     def num_unfinished_episodes(self) -> int:
@@ -167,10 +182,10 @@ class RolloutLoop:
         """Drop what is in flight and close the environments; safe to call twice."""
         for request_id, request in self._requests.items():
             self._engines[request.stream.module_id].abort(request_id)
-        self._requests.clear()
-        self._pending.clear()
-        self._plays.clear()
+        for left in (self._requests, self._pending, self._plays):
+            left.clear()
         self._pool.close()
+        self._reports.stop()
 
     def _params_by_module(self, params: ParamsByModule) -> dict[str, SamplingParams]:
         if isinstance(params, SamplingParams):
@@ -204,18 +219,18 @@ class RolloutLoop:
     def _begin_episodes(self) -> None:
         while self._pending and (slot := self._pool.acquire(self._pending[0][1].group.env_index)):
             progress, episode = self._pending.popleft()
-            horizon = self._horizon
-            if isinstance(horizon, Sequence):
-                horizon = horizon[episode.group.env_index]
-            play = Play(progress, episode, slot, horizon, self._params, self._now())
+            horizons = self._horizon
+            horizon = horizons[episode.group.env_index] if isinstance(horizons, Sequence) else horizons
+            play = Play(progress, episode, slot, horizon, self._params, self._now(), self._now())
             self._plays.append(play)
-            self._pool.submit(slot, methodcaller("reset", episode.seed, episode.group.item_id), play)
+            self._pool.submit(slot, play, "reset", episode.seed, episode.group.item_id)
 
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
         play: Play = job.owner
         _add_time(play, "env_s", job.seconds)
         if job.error is not None:
+            play.episode.num_env_timeouts += job.is_timed_out
             self._fail(play, job.error)
             return
         assert job.result is not None and job.slot.env is not None
@@ -279,8 +294,7 @@ class RolloutLoop:
                         may_retry=False,
                     )
                 return
-        play.asked_s = self._now()
-        play.to_act = to_act
+        play.asked_s, play.to_act = self._now(), to_act
         for agent_id in to_act:
             stream = streams[agent_id]
             context = play.contexts.setdefault(agent_id, [])
@@ -318,7 +332,8 @@ class RolloutLoop:
         if len(play.actions) == len(play.to_act):
             _add_time(play, "engine_s", self._now() - play.asked_s)
             actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
-            self._pool.submit(play.slot, methodcaller("step", actions), play)
+            play.asked_s = self._now()
+            self._pool.submit(play.slot, play, "step", actions)
 
     def _finish(self, play: Play, end_reason: str) -> None:
         episode = play.episode
@@ -340,7 +355,7 @@ class RolloutLoop:
             logger.warning("episode %s failed and is played again: %s", episode.episode_id, error)
             again = Episode(
                 episode.episode_id, episode.group, episode.member, episode.seed, item_id=episode.group.item_id,
-                timings=episode.timings, num_retries=episode.num_retries + 1,
+                timings=episode.timings, num_retries=episode.num_retries + 1, num_env_timeouts=episode.num_env_timeouts,
             )  # fmt: skip
             self._pending.appendleft((play.progress, again))
         else:
@@ -350,8 +365,9 @@ class RolloutLoop:
 
     def _end(self, play: Play, end_reason: str) -> None:
         self._plays.remove(play)
+        self._last_end_s = self._now()
         play.episode.end_reason = end_reason
-        _add_time(play, "total_s", self._now() - play.begun_s)
+        _add_time(play, "total_s", self._last_end_s - play.begun_s)
 
     def _hand_over(self, progress: Progress) -> None:
         if len(progress.episodes) + len(progress.failed) == progress.group.size:
@@ -370,13 +386,11 @@ class RolloutLoop:
         if self._timeout_s is None:
             return
         now_s = self._now()
-        for play in [play for play in self._plays if now_s - play.begun_s >= self._timeout_s]:
-            where = "engine" if any(request.play is play for request in self._requests.values()) else "environment"
-            self._fail(
-                play,
-                f"RolloutLoop: an episode must end within episode_timeout_s = {self._timeout_s}; got "
-                f"{now_s - play.begun_s:.1f} s, now waiting for its {where}, after {play.episode.num_env_steps} steps.",
-            )
+        for play, is_in_engine, _ in self.in_flight():
+            if now_s - play.begun_s >= self._timeout_s:
+                got = f"{now_s - play.begun_s:.1f} s, now waiting for its {'engine' if is_in_engine else 'environment'}"
+                rule = f"an episode must end within episode_timeout_s = {self._timeout_s}"
+                self._fail(play, f"RolloutLoop: {rule}; got {got}, after {play.episode.num_env_steps} steps.")
 
 
 def _add_time(play: Play, name: str, seconds: float) -> None:

@@ -22,7 +22,8 @@ class Play:
     """One attempt at an episode, while it is played.
 
     `contexts` are the tokens each agent has been asked with and has answered, `observations` those it has not answered
-    yet, `actions` what has been sampled for the coming environment step.
+    yet, `actions` what has been sampled for the coming environment step. `asked_s` is when the environment or the
+    engine was asked last.
     """
 
     progress: Progress
@@ -31,7 +32,7 @@ class Play:
     horizon: int | None
     params: dict[str, SamplingParams]
     begun_s: float
-    asked_s: float = 0.0
+    asked_s: float
     to_act: tuple[str, ...] = ()
     contexts: dict[str, list[int]] = field(default_factory=dict)
     observations: dict[str, TokenIds] = field(default_factory=dict)

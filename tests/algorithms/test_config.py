@@ -27,6 +27,10 @@ def validated(**options) -> GRPOConfig:
         ({"group_size": 1}, "group_size must be at least 2, since one episode has no group mean; got 1."),
         ({"groups_per_step": 0}, "groups_per_step must be a whole number of at least 1; got 0."),
         ({"num_env_runners": 0}, "num_env_runners must be at least 1; got 0."),
+        *[
+            ({"env_timeout_s": value}, f"env_timeout_s must be a number above 0; got {value!r}.")
+            for value in (0, -1, float("inf"), float("nan"), "120", None, True)
+        ],
         ({"temperature": 0.0}, "training needs temperature above 0"),
         ({"max_new_tokens": 99, "max_model_len": 99}, "max_new_tokens must be below max_model_len"),
         ({"engine": "sglang"}, "engine: must be one of scripted, transformers, vllm, or"),

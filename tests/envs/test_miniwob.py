@@ -1,5 +1,6 @@
 """MiniWoB, beyond what every environment promises (test_contract.py)."""
 
+import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from rllm_gym.envs.miniwob import tasks
 from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.miniwob.expert import EXPERTS, advise
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS
+from rllm_gym.envs.web import window
 from rllm_gym.envs.web.page import WebPage
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.memory import process_tree_bytes
@@ -164,6 +166,20 @@ def test_animations_repeat(env):
         return [env.step(f"click [{id_of(env, name)}]")[0] for name in ("Section #2", "Section #1", "Section #2")]
 
     assert play() == play()
+
+
+def test_icons_are_there_however_late_they_come(env, monkeypatch):
+    async def serve_late(folder, sites, route):
+        if route.request.resource_type == "image":
+            await asyncio.sleep(0.5)
+        await serve(folder, sites, route)
+
+    serve = window._serve
+    monkeypatch.setattr(window, "_serve", serve_late)
+    begin(env, "email-inbox-delete", seed=3)  # its icons are images of the style sheet, and as wide as these
+    assert any("trash" in node.hint.split() for node in env.nodes)
+    rewards, is_success = follow_expert(env)
+    assert is_success and rewards[-1] == 1.0
 
 
 def test_the_seed_decides_what_a_task_asks_for(env):

@@ -420,7 +420,7 @@ import sys, gymnasium, rllm_gym
 env = gymnasium.make("rllm_gym/SearchQA-v0", obs_type="text")
 env.reset(seed=0)
 env.step(env.unwrapped.expert_action())
-heavy = ("torch", "transformers", "ray", "vllm", "deepspeed", "faiss", "mendeleev", "httpx")
+heavy = ("torch", "transformers", "ray", "vllm", "deepspeed", "faiss", "mendeleev", "requests")
 print([name for name in heavy if name in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import sys
 import threading
 import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -277,7 +278,7 @@ def test_passing_failures_are_tried_again_and_lasting_ones_are_the_environments_
     assert retriever.search(["Peru"], 1)[0]
     assert len(server.requests) == 3
     server.script = [503, 503, 503]
-    with pytest.raises(EnvError, match=r"must answer; got HTTPStatusError: .*503"):
+    with pytest.raises(EnvError, match=r"must answer; got HTTPError: .*503"):
         retriever.search(["Peru"], 1)
     server.script = [400]
     with pytest.raises(EnvError, match="400"):
@@ -285,10 +286,16 @@ def test_passing_failures_are_tried_again_and_lasting_ones_are_the_environments_
     assert len(server.requests) == 7  # a 400 is not tried again
 
 
+def test_without_the_trainer_the_dense_retriever_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r'^SearchQA-v0: .* needs torch: pip install "rllm-gym\[train\]"\.$'):
+        Encoder(MINILM)
+
+
 def test_a_server_that_is_not_there_is_the_environments_error(server):
     url = server.url
     server.server_close()
-    with pytest.raises(EnvError, match=r"HttpRetriever\(http://.*must answer; got ConnectError"):
+    with pytest.raises(EnvError, match=r"HttpRetriever\(http://.*must answer; got ConnectionError"):
         HttpRetriever(url, num_attempts=2, first_wait_s=0.001).search(["Peru"], 1)
 
 

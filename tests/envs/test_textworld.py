@@ -1,10 +1,13 @@
 """TextWorld, beyond what every environment promises (test_contract.py)."""
 
-import functools
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import gymnasium
+import psutil
 import pytest
 
 from rllm_gym.envs.textworld import games
@@ -66,6 +69,7 @@ def test_the_expert_finds_back_after_detours():
     [
         ("Go North", "go north"),
         (" take\n the   key ", "take the key"),
+        ("\x11 \x00 lo\x1bok \x7f", "look"),
         ("caf\u00e9 \U0001f332 \ud800", "caf? ? ?"),
         ("x" * 500, "x" * 190),
         ("open type q safe", "open type q safe"),
@@ -108,42 +112,128 @@ def test_games_in_several_threads_are_those_of_one():
 
 
 @pytest.fixture
-def fresh_games(monkeypatch):
-    """A process that has made no game yet."""
-    monkeypatch.setattr(games, "_games", functools.cache(games._Games))
-    return games._games(os.getpid())
+def no_games(monkeypatch):
+    """No game is open, so that the next one starts a server; returns what tells that server's folder."""
+    monkeypatch.setattr(games, "_server", None)
+
+    def folder():
+        return Path(f"/proc/{games._server.process.pid}/cwd").resolve()
+
+    return folder
 
 
-def test_a_game_is_the_same_when_it_is_made_anew(fresh_games, monkeypatch):
-    before = solve(TextWorldEnv(), HATCH)
-    games._games.cache_clear()
-    assert solve(TextWorldEnv(), HATCH) == before
-    assert fresh_games._paths and games._games(os.getpid()) is not fresh_games
+def names(folder):
+    return {path.name for path in (folder / "games").iterdir()}
 
 
-def test_only_the_games_used_last_are_kept_and_none_after_the_last_close(fresh_games, monkeypatch):
+def test_a_game_is_the_same_when_it_is_made_anew(no_games):
+    before = solve(env := TextWorldEnv(), HATCH)
+    folder = no_games()
+    env.close()
+    assert not folder.exists()
+    assert solve(env, HATCH) == before
+    env.close()
+
+
+def test_only_the_games_used_last_are_kept_and_none_after_the_last_close(no_games, monkeypatch):
     monkeypatch.setattr(games, "MAX_KEPT_GAMES", 2)
     keeper = Game(1, 0)
+    folder = no_games()
     for level in (2, 1, 3):
         Game(level, 0).close()
-    assert list(fresh_games._paths) == [(1, 0), (3, 0)]
-    folder = fresh_games._paths[1, 0].parent.parent
-    assert {path.name for path in folder.iterdir()} == {"1_0", "3_0"}
+    assert names(folder) == {"1_0", "3_0"}
     keeper.close()
     keeper.close()
-    assert not folder.exists() and fresh_games.num_open == 0
+    assert not folder.exists() and games._server is None
 
 
-def test_resets_keep_the_files_and_a_forked_child_leaves_its_parents(fresh_games, monkeypatch):
+def test_resets_keep_the_files_and_nothing_is_written_elsewhere(no_games, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     env = TextWorldEnv()
     begin(env, 0)
-    folder = fresh_games._paths[1, 0].parent.parent
+    folder = no_games()
     begin(env, 1)
-    assert {path.name for path in folder.iterdir()} == {"1_0", "2_0"}
-    with monkeypatch.context() as context:
-        context.setattr(os, "getpid", lambda: 1)
+    assert names(folder) == {"1_0", "2_0"}
+    assert not list(tmp_path.iterdir())
+    env.close()
+
+
+def test_a_forked_process_begins_its_own_games_and_leaves_its_parents_alone():
+    env = TextWorldEnv()
+    begin(env, HATCH)
+    env.step("go north")
+    reader, writer = os.pipe()
+    if os.fork() == 0:  # with the parent's environment, in the middle of an episode
+        reply = env.step("inventory")[0]
         env.close()
-    assert folder.exists()
+        os.write(writer, reply.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as said:
+        assert said.read() == env.step("inventory")[0] != ""
+
+
+# What native code may do.
+
+CONTROL = ["Action: \x11", "Action: \x00", "Action: take \x00\x1b[A key", "\x7f\x85\ud800"]
+
+
+@pytest.mark.parametrize("action", CONTROL)
+def test_control_characters_are_harmless_at_both_levels(action):
+    env = gymnasium.make("rllm_gym:rllm_gym/TextWorld-v0", obs_type="text")
+    env.reset(seed=0, options={"item_id": HATCH})
+    assert env.step(action)[1:4] == (0.0, False, False)
+    assert env.step("Action: look")[0].startswith("-= Laundromat =-\n")
+    env.close()
+    env = gymnasium.make("rllm_gym:rllm_gym/TextWorld-v0")
+    env.reset(seed=0, options={"item_id": HATCH})
+    encode = env.get_wrapper_attr("encode_action")
+    ids = encode(action.encode("utf-8", "replace").decode())
+    assert env.step(ids)[1:4] == (0.0, False, False)
+    assert env.step(encode("Action: look"))[4]["messages"][-1]["content"].startswith("-= Laundromat =-\n")
+    env.close()
+
+
+def test_a_crash_of_the_interpreter_is_a_failed_environment_alone():
+    env, other = TextWorldEnv(), TextWorldEnv()
+    begin(env, HATCH), begin(other, HATCH)
+    with pytest.raises(EnvError, match="the process of level 6 with seed 0 has died"):
+        env._game.step("\x11")
+    with pytest.raises(EnvError, match="has died"):
+        env.step("look")
+    assert other.step("look")[0].startswith("-= Laundromat =-")
+    assert solve(env, HATCH)
+
+
+def test_a_hang_of_the_interpreter_is_ended_and_a_failed_environment(monkeypatch):
+    env = TextWorldEnv()
+    begin(env, HATCH)
+    process = psutil.Process(env._game._process_id)
+    monkeypatch.setattr(games, "CALL_TIMEOUT_S", 0.5)
+    with pytest.raises(EnvError, match=r"level 6 with seed 0 must answer within 0\.5 s; got nothing"):
+        env._game.step("\x00")
+    process.wait(10)  # raises if it lives on
+    monkeypatch.undo()
+    assert solve(env, HATCH)
+
+
+def test_nothing_outlives_a_killed_process_not_even_a_game_that_hangs(tmp_path):
+    program = """if True:
+        import os, threading
+        from rllm_gym.envs.textworld import games
+        game = games.Game(1, 0)
+        threading.Thread(target=game.step, args=["\\0"], daemon=True).start()
+        print(games._server.process.pid, game._process_id, flush=True)
+        threading.Event().wait()
+    """
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        started = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        folder = Path(started[0].cwd())
+        assert (folder / "games" / "1_0").exists()
+        process.kill()
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert alive == [] and not folder.exists()
 
 
 def test_splits_hold_all_levels_and_draws_can_be_restricted():
@@ -159,24 +249,21 @@ def test_splits_hold_all_levels_and_draws_can_be_restricted():
             TextWorldEnv(levels=levels)
 
 
-def test_a_game_that_cannot_be_made_is_a_failed_environment(monkeypatch):
-    def fail(options):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(games._textworld(), "make", fail)
+def test_a_game_that_cannot_be_made_is_a_failed_environment(no_games):
     env = TextWorldEnv()
-    with pytest.raises(EnvError, match="level 1 with seed 77 could not be made: RuntimeError: no compiler"):
+    begin(env, 0)
+    (no_games() / "games" / "1_77").write_text("in the way")
+    with pytest.raises(EnvError, match="level 1 with seed 77 could not be made: NotADirectoryError"):
         begin(env, 770)
-    monkeypatch.undo()
-    assert begin(env, 0)
+    (no_games() / "games" / "1_77").unlink()
+    assert begin(env, 770)
+    env.close()
 
 
-def test_without_the_package_the_error_names_the_extra(monkeypatch):
-    games._textworld.cache_clear()
+def test_without_the_package_the_error_names_the_extra(no_games, monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld", None)
     with pytest.raises(
         ConfigError, match=r'^TextWorld-v0 needs the textworld package: pip install "rllm-gym\[textworld\]"'
     ):
         begin(TextWorldEnv(), 0)
     monkeypatch.undo()
-    games._textworld.cache_clear()

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.web_check import _origin
 from rllm_gym.envs.web.browser import Browser
 from rllm_gym.envs.webarena import judge, login, tasks
 from rllm_gym.envs.webarena.env import WebArenaEnv
@@ -252,7 +253,7 @@ def test_the_functions_of_the_configs_ask_the_shop(shop):
     theirs = load_evaluators().reddit_get_post_url
     for path in ("/f/books/17/a-post/-/comment/3", "/f/books/17", "/f/books", "/user/x/y/z", "", "/f/books/17/"):
         assert ours["reddit_get_post_url"](f"http://reddit.test{path}") == theirs(f"http://reddit.test{path}")
-    with pytest.raises(EnvError, match=r"the shop's REST interface must answer; got ConnectError"):
+    with pytest.raises(EnvError, match=r"the shop's REST interface must answer; got ConnectionError"):
         functions({"shopping": "http://127.0.0.1:9"})["shopping_get_latest_order_url"]()
 
 
@@ -371,7 +372,7 @@ def test_a_busy_endpoint_is_asked_again_and_one_that_refuses_is_not(shop):
     assert Judge(f"{shop.url}/v1", first_wait_s=0.0).is_correct("", "a", "a")
     assert len(shop.judged) == 3
     shop.verdicts = [401]
-    with pytest.raises(EnvError, match=r"the judge must answer; got HTTPStatusError: .*401"):
+    with pytest.raises(EnvError, match=r"the judge must answer; got HTTPError: .*401"):
         Judge(f"{shop.url}/v1", first_wait_s=0.0).is_correct("", "a", "a")
     assert len(shop.judged) == 4
 
@@ -383,11 +384,13 @@ def test_an_endpoint_without_a_verdict_is_a_failed_episode(shop, said, says):
         Judge(f"{shop.url}/v1").is_correct("", "a", "a")
 
 
-def test_the_key_of_the_endpoint_is_sent(shop, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+def test_the_key_of_the_endpoint_is_sent(shop, monkeypatch, tmp_path):
     monkeypatch.setenv("OPENAI_BASE_URL", f"{shop.url}/v1/")
-    assert Judge()._client.headers["Authorization"] == "Bearer a-key"
-    assert Judge().is_correct("", "a", "a")
+    assert Judge().is_correct("", "a", "a") and shop.keys[-1] is None
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password else")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+    assert Judge().is_correct("", "a", "a") and shop.keys[-1] == "Bearer a-key"
 
 
 @pytest.mark.parametrize(("verdict", "answer", "reward"), [("same", "no such review", 1.0), ("different", "Ann", 0.0)])
@@ -403,7 +406,7 @@ def test_a_judge_that_cannot_be_reached_is_a_failed_episode_and_not_a_reward_of_
     monkeypatch.setattr(judge, "Judge", functools.partial(Judge, num_attempts=2, first_wait_s=0.0))
     env = make(judge_url="http://127.0.0.1:9/v1")
     begin(env, REVIEWERS)
-    with pytest.raises(EnvError, match=r"the judge must answer; got ConnectError"):
+    with pytest.raises(EnvError, match=r"the judge must answer; got ConnectionError"):
         env.step("stop [no such review]")
 
 
@@ -464,12 +467,17 @@ def check(*options):
     return done.exit_code, done.output
 
 
+def test_an_address_with_the_schemes_own_port_is_the_same_one():
+    assert _origin("http://shop.test:80/a?b") == _origin("http://Shop.test") == "http://shop.test"
+    assert _origin("https://shop.test:80") == "https://shop.test:80" != _origin("http://shop.test:80")
+
+
 def test_web_check_says_which_sites_do_not_answer(shop, monkeypatch):
     monkeypatch.setenv("GITLAB", "http://127.0.0.1:9")
     code, output = check()
     assert code == 1
     assert re.search(rf"^shopping +{shop.url} +answers: 200 in ", output, re.MULTILINE)
-    assert re.search(r"^gitlab +http://127\.0\.0\.1:9 +does not answer: ConnectError", output, re.MULTILINE)
+    assert re.search(r"^gitlab +http://127\.0\.0\.1:9 +does not answer: ConnectionError", output, re.MULTILINE)
     assert re.search(r"^map +- +not set \(WA_MAP\)$", output, re.MULTILINE)
     assert output.endswith("web-check: 1 of 2 sites do not answer: gitlab\n")
 

@@ -52,7 +52,7 @@ def test_making_it_loads_no_browser_library_and_nothing_heavy():
 import sys, gymnasium
 env = gymnasium.make("rllm_gym:rllm_gym/WebArena-v0", obs_type="text", task_set="embedded")
 assert len(env.unwrapped.item_ids) > 100
-heavy = {"torch", "ray", "vllm", "deepspeed", "transformers", "playwright", "httpx", "webarena_verified"}
+heavy = {"torch", "ray", "vllm", "deepspeed", "transformers", "playwright", "requests", "webarena_verified"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

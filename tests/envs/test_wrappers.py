@@ -162,9 +162,77 @@ def test_actions_that_are_no_token_ids_are_refused_and_change_nothing(action, go
     assert env.step(env.encode_action("say 1"))[4]["messages"][-1]["content"] == "Wrong: say 1"
 
 
-def test_an_observation_that_the_space_cannot_hold_is_a_failure_of_the_environment():
-    env = TokenEnv(Guess(noise=" x" * 100), tokenizer=make_tokenizer("chatml"), max_tokens=99)
-    with pytest.raises(EnvError, match=r"at most max_tokens=99 tokens; got 2\d\d\."):
+UNREADABLE = "a\x00b\x11\x1b[0m\x7f\x85\r\nc\td\ud800e\udfff"
+READABLE = "ab[0m\nc\tde"
+
+
+class Repeats(Guess):
+    """Says what it heard and a text of its own; the system prompt is short."""
+
+    system_prompt = "Hi."
+
+    def __init__(self, said=""):
+        super().__init__()
+        self.said, self.heard = said, []
+
+    def reset(self, *, seed=None, options=None):
+        return self.said, {}
+
+    def step(self, text):
+        self.heard.append(text)
+        return text + self.said, 0.0, False, False, {}
+
+
+def test_control_characters_and_lone_surrogates_reach_neither_the_policy_nor_the_environment():
+    env = TokenEnv(Repeats(UNREADABLE), tokenizer=make_tokenizer("chatml"))
+    ids, info = env.reset(seed=0)
+    assert info["messages"][-1]["content"] == READABLE
+    said = UNREADABLE[:-1].replace("\ud800", "")
+    sampled = env.encode_action(said)
+    *_, info = env.step(sampled)
+    assert env.unwrapped.heard == [READABLE]
+    # What was sampled stays: the message renders to the very ids.
+    assert [m["content"] for m in info["messages"][-2:]] == [said, READABLE + READABLE]
+    assert env.chat.decode(ids).endswith(f"{READABLE}<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_an_observation_beyond_max_tokens_is_cut_with_a_note():
+    env = TokenEnv(Repeats(" x" * 300), tokenizer=make_tokenizer("chatml"), max_tokens=99)
+    for ids, *_, info in (env.reset(seed=0), env.step(env.encode_action("go")), env.reset(seed=1)):
+        text = info["messages"][-1]["content"]
+        kept, _, note = text.partition("\n[... ")
+        assert 80 < len(ids) <= 99 and ids in env.observation_space
+        assert (" x" * 300).startswith(kept.removeprefix("go"))
+        assert note == f"{600 - len(kept.removeprefix('go'))} more characters were cut off]"
+    fits = []
+    for length in range(1, 99):  # around what just fits
+        env.unwrapped.said = "x" * length
+        ids, info = env.reset(seed=0)
+        opening = env.chat.opening("Hi.", "x" * length)
+        fits.append(len(env.chat.encode_chat(opening, add_generation_prompt=True)) <= 99)
+        assert (info["messages"][-1]["content"] == "x" * length) == fits[-1]
+        assert len(ids) <= 99
+    assert set(fits) == {True, False}
+
+
+def test_a_text_that_is_far_too_long_is_cut_before_it_is_tokenized(monkeypatch):
+    lengths = []
+    env = TokenEnv(Repeats("no end " * 300_000), tokenizer=make_tokenizer("chatml"), max_tokens=500)
+    encode_chat = ChatTokenizer.encode_chat
+
+    def recording(chat, messages, **kwargs):
+        lengths.append(sum(len(message["content"]) for message in messages))
+        return encode_chat(chat, messages, **kwargs)
+
+    monkeypatch.setattr(ChatTokenizer, "encode_chat", recording)
+    ids, info = env.reset(seed=0)
+    assert max(lengths) < 2100 and 400 < len(ids) <= 500
+    assert info["messages"][-1]["content"].endswith("more characters were cut off]")
+
+
+def test_a_bound_without_room_for_the_template_is_a_failure_of_the_environment():
+    env = TokenEnv(Guess(), tokenizer=make_tokenizer("chatml"), max_tokens=30)
+    with pytest.raises(EnvError, match=r"must leave room in max_tokens=30; got \d+ tokens\. Raise max_tokens"):
         env.reset(seed=0)
 
 
@@ -331,3 +399,22 @@ def test_ids_that_a_model_has_beyond_its_tokenizer_are_no_text():
     strict.reset(seed=0)
     with pytest.raises(ValueError, match="token ids in"):
         strict.step(action)
+
+
+def test_agents_are_cleaned_and_cut_like_one():
+    class Pair:
+        possible_agents = ("x", "y")
+
+        def reset(self, *, seed=None, options=None):
+            return {"x": UNREADABLE}, {}
+
+        def step(self, actions):
+            self.heard = actions
+            return {"y": "long " * 1000}, {}, {}, {}, {}
+
+    env = TokenMultiAgentEnv(Pair(), tokenizer=make_tokenizer("chatml"), max_tokens=99)
+    _, infos = env.reset()
+    assert infos["x"]["messages"][-1]["content"] == READABLE
+    observations, *_, infos = env.step({"x": env.encode_action("a\x00b")})
+    assert env.unwrapped.heard == {"x": "ab"}
+    assert len(observations["y"]) <= 99 and infos["y"]["messages"][-1]["content"].endswith("were cut off]")

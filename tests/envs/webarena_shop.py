@@ -21,11 +21,12 @@ class Shop:
     Attributes:
         requests: "METHOD path" of each request.
         judged: the bodies that were posted to the language model.
+        keys: what it was sent as authorization.
         verdicts: what the model says next, or a status; the last one is kept.
     """
 
     def __init__(self):
-        self.requests, self.judged, self.cart = [], [], []
+        self.requests, self.judged, self.keys, self.cart = [], [], [], []
         self.verdicts = ["correct"]
         self.pages = {}
         self.lets_in = True
@@ -83,6 +84,7 @@ class Shop:
         body = request.rfile.read(int(request.headers["Content-Length"])).decode()
         if path == "/v1/chat/completions":
             self.judged.append(json.loads(body))
+            self.keys.append(request.headers.get("Authorization"))
             said = self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
             if isinstance(said, int):
                 return answer(request, {"error": "no"}, said)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from rllm_gym.rollout import env_pool, waiting
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.types import TaskGroup
 
@@ -93,6 +96,178 @@ def test_an_environment_that_always_hangs_fails_with_its_time(talk, make_loop):
     come_back.set()
     assert error.startswith("RolloutLoop: an episode must end within episode_timeout_s = 0.05; got 0.")
     assert error.endswith("waiting for its environment, after 0 steps.")
+
+
+@pytest.fixture
+def hang(monkeypatch):
+    """Hangs a call until the event that it returns is set; no other call takes any time on the pool's clock."""
+    now_s, come_back = [0.0], threading.Event()
+    monkeypatch.setattr(env_pool, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+
+    def hang():
+        now_s[0] += 1.0
+        come_back.wait(WAIT_S)
+
+    hang.come_back = come_back
+    return hang
+
+
+@pytest.mark.parametrize("num_env_workers", [0, 1])
+@pytest.mark.parametrize("call", ["make", "reset", "step"])
+def test_a_call_that_takes_too_long_fails_the_episode_and_gets_a_new_environment(
+    talk, make_loop, caplog, call, num_env_workers, hang
+):
+    has_closed = threading.Event()
+    made = []
+
+    def enter(where):
+        if call == where and len(made) == 1:
+            hang()
+
+    class HangingEnv(talk.Env):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+            enter("make")
+
+        def reset(self, **kwargs):
+            enter("reset")
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            enter("step")
+            return super().step(action)
+
+        def close(self):
+            super().close()
+            has_closed.set()
+
+    engine = ScriptedEngine(lambda prompt: talk.encode("!|"))
+    loop = make_loop(
+        engine, lambda i: HangingEnv(), num_env_workers=num_env_workers, num_envs=1, env_timeout_s=0.1, max_retries=1
+    )
+    episode = play(loop, "A")["A"]
+    assert (episode.end_reason, episode.num_retries, episode.num_env_timeouts) == ("terminated", 1, 1)
+    assert episode.timings["env_s"] >= 1.0
+    name = "environment 0" if call == "make" else "HangingEnv"
+    assert f"must return within env_timeout_s = 0.1; got 1.0 s in {call} of {name}, which is abandoned." in caplog.text
+    assert [env.is_closed for env in made] == [False, False]
+    hang.come_back.set()
+    assert has_closed.wait(WAIT_S)
+    assert [env.is_closed for env in made] == [True, False]
+    assert play(loop, "B")["B"].end_reason == "terminated"
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("num_env_workers", [0, 1])
+def test_an_environment_that_hangs_in_close_holds_nobody_up(talk, make_loop, caplog, hang, num_env_workers):
+    class HangingEnv(talk.Env):
+        def step(self, action):
+            raise RuntimeError("broken")
+
+        def close(self):
+            hang()
+
+    engine = ScriptedEngine(lambda prompt: talk.encode("!|"))
+    loop = make_loop(engine, lambda i: HangingEnv(), num_env_workers=num_env_workers, env_timeout_s=0.1, max_retries=1)
+    assert play(loop, "A")["A"].error.startswith("RuntimeError: broken")
+    loop.close()
+    assert caplog.text.count("in close of HangingEnv, which is abandoned.") == 2
+    hang.come_back.set()
+
+
+def test_without_workers_every_call_is_made_by_one_thread_in_order_while_the_loop_waits(talk, make_loop, monkeypatch):
+    calls, is_polling = [], []
+
+    class NotingEnv(talk.Env):
+        def note(self, what):
+            assert is_polling
+            calls.append((threading.current_thread().name, what))
+
+        def __init__(self):
+            super().__init__()
+            self.note("make")
+
+        def reset(self, **kwargs):
+            self.note(f"reset {kwargs['options']['item_id']}")
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            self.note(f"step {self.item}{self.num_steps + 1}")
+            return super().step(action)
+
+    num_steps = {"A": 3, "B": 1, "C": 2}
+    engine = ScriptedEngine(
+        lambda prompt: talk.encode("!|" if "2>" in talk.decode(prompt) else "a|"),
+        num_steps=lambda prompt: num_steps[chr(prompt[0])],
+    )
+    loop = make_loop(engine, lambda i: NotingEnv(), num_envs=2)
+    poll = loop._pool.poll
+
+    def noting_poll(timeout_s):
+        is_polling.append(True)
+        done = poll(timeout_s)
+        is_polling.clear()
+        return done
+
+    monkeypatch.setattr(loop._pool, "poll", noting_poll)
+    play(loop, "A", "B", "C")
+    assert {thread for thread, _ in calls} == {"env-worker"}
+    # A's completions take three engine steps, B's one and C's two.
+    expected = (
+        "make,reset A,make,reset B,step B1,step B2,step A1,step B3,reset C,step A2,step C1,step C2,step A3,step C3"
+    )
+    assert [what for _, what in calls] == expected.split(",")
+
+
+@pytest.mark.parametrize("what", ["step of WaitingEnv", "the engine"])
+@pytest.mark.parametrize("num_env_workers", [0, 2])
+def test_a_loop_in_which_nothing_ends_says_what_it_waits_for(talk, make_loop, monkeypatch, num_env_workers, what):
+    monkeypatch.setattr(waiting, "FIRST_REPORT_S", 0.02)
+    in_engine = 2 if what == "the engine" else 0
+    line = (
+        f"no episode has ended for 0 s: 2 episodes are in flight, {in_engine} of them wait for the engine and "
+        f"{2 - in_engine} for their environments; 1 have not begun. The longest one: episode 7-0-0 (A), 0 s for {what}."
+    )
+    was_said = threading.Event()
+    monkeypatch.setattr(
+        waiting.logger, "warning", lambda text, *args: re.sub(r"\d+ s", "0 s", text % args) == line and was_said.set()
+    )
+
+    class WaitingEnv(talk.Env):
+        def step(self, action):
+            assert what == "the engine" or was_said.wait(WAIT_S)
+            return super().step(action)
+
+    class WaitingEngine(ScriptedEngine):
+        def step(self):
+            assert what != "the engine" or was_said.wait(WAIT_S)
+            return super().step()
+
+    engine = WaitingEngine(lambda prompt: talk.encode("!|"))
+    play(make_loop(engine, lambda i: WaitingEnv(), num_envs=2, num_env_workers=num_env_workers), "A", "B", "C")
+    assert was_said.is_set()
+
+
+def test_reports_come_at_growing_intervals_and_begin_anew_when_an_episode_has_ended(monkeypatch):
+    waited_s = [0, 59, 61, 100, 121, 130, 240, 245, 30, 59, 60, 70, 125]
+    said, is_over = [], threading.Event()
+    monkeypatch.setattr(waiting, "describe_waiting", lambda loop: "...")
+    monkeypatch.setattr(waiting.logger, "warning", lambda text, *args: said.append(args[0]))
+
+    class Loop:
+        @property
+        def seconds_without_end(self):
+            if not waited_s:
+                is_over.set()
+                return 0.0
+            return waited_s.pop(0)
+
+    loop = Loop()
+    reports = waiting.WaitingReports(loop, tick_s=0.001)
+    assert is_over.wait(WAIT_S)
+    reports.stop()
+    assert said == [61, 130, 60, 125]
 
 
 def test_the_loop_sleeps_while_every_episode_waits_for_its_environment(talk, make_loop, monkeypatch):

@@ -237,7 +237,7 @@ def test_an_error_in_close_is_logged_and_hurts_nobody(talk, make_loop, caplog):
 
     episode = only_episode(play(make_loop(ScriptedEngine([[1]] * 2), lambda i: StuckEnv()), group(0, "T")))
     assert episode.error.startswith("CrashError: gone")
-    assert "closing an environment failed: CrashError: cannot even close" in caplog.text
+    assert "closing StuckEnv failed: CrashError: cannot even close" in caplog.text
 
 
 def test_an_engines_error_is_not_swallowed(talk, make_loop):

@@ -42,8 +42,11 @@ class Encoder:
     """
 
     def __init__(self, name: str, *, device: str | None = None) -> None:
-        import torch
-        from transformers import AutoModel, AutoTokenizer
+        try:
+            import torch
+            from transformers import AutoModel, AutoTokenizer
+        except ModuleNotFoundError as e:
+            raise ConfigError(f'SearchQA-v0: the dense retriever needs {e.name}: pip install "rllm-gym[train]".') from e
 
         try:
             path = resolve_base_model(name)

@@ -27,7 +27,7 @@ class HttpRetriever:
 
     Args:
         url: of the server, like "http://127.0.0.1:8000/retrieve".
-        timeout_s: for each attempt to connect, to send and to read.
+        timeout_s: for each attempt to connect and to read.
         num_attempts: attempts in all.
         first_wait_s: between the first and the second attempt.
 
@@ -44,9 +44,11 @@ class HttpRetriever:
                 f"got {url!r}. Set url."
             )
         tenacity: Any = need("tenacity")
-        self._httpx: Any = need("httpx")
+        self._requests: Any = need("requests")
         self.url = url
-        self._client = self._httpx.Client(timeout=timeout_s, trust_env=False)
+        self._timeout_s = timeout_s
+        self._session = self._requests.Session()
+        self._session.trust_env = False
         self._retry = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(num_attempts),
             wait=tenacity.wait_exponential(multiplier=first_wait_s, max=30),  # no jitter: it draws from `random`
@@ -88,7 +90,7 @@ class HttpRetriever:
         body = {"queries": queries, "topk": topk, "return_scores": True}
         try:
             answer = self._retry(self._post, body)
-        except self._httpx.HTTPError as e:
+        except self._requests.RequestException as e:
             raise EnvError(
                 f"{self._who}: the retrieval server must answer; got {type(e).__name__}: {e}. Check the server."
             ) from e
@@ -101,7 +103,7 @@ class HttpRetriever:
         return results
 
     def _post(self, body: dict[str, Any]) -> Any:
-        response = self._client.post(self.url, json=body)
+        response = self._session.post(self.url, json=body, timeout=self._timeout_s, allow_redirects=False)
         response.raise_for_status()
         try:
             return response.json()["result"]
@@ -109,9 +111,10 @@ class HttpRetriever:
             raise self._not_the_protocol(f"{response.text[:80]!r}") from e
 
     def _is_passing(self, error: BaseException) -> bool:
-        if isinstance(error, self._httpx.HTTPStatusError):
+        if isinstance(error, self._requests.HTTPError):
             return error.response.status_code in _RETRY_STATUSES
-        return isinstance(error, self._httpx.TransportError)
+        exceptions = self._requests.exceptions
+        return isinstance(error, exceptions.ConnectionError | exceptions.Timeout | exceptions.ChunkedEncodingError)
 
     def _not_the_protocol(self, got: str) -> EnvError:
         return EnvError(f"{self._who}: the server must speak Search-R1's protocol; got {got}. Check the url.")

@@ -1,0 +1,117 @@
+"""Chat templates: found by name, rendered as transformers renders them but without it, and the roles they mark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import ext, nodes, sandbox
+
+from rllm_gym.errors import ChatTemplateError, nearest
+
+CHAT_TEMPLATE_DIR = Path(__file__).parent / "assets" / "chat_templates"
+
+
+def shipped_names() -> str:
+    """Return the names of the templates that come with the package."""
+    return ", ".join(sorted(path.stem for path in CHAT_TEMPLATE_DIR.glob("*.jinja")))
+
+
+def find_template(chat_template: str | Path) -> str:
+    """Return Jinja source from what the caller gave: source, a path, or the name of a shipped template."""
+    text = str(chat_template)
+    if "{%" in text or "{{" in text:
+        return text
+    for path in (CHAT_TEMPLATE_DIR / f"{text}.jinja", Path(text).expanduser()):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise ChatTemplateError(
+        "ChatTokenizer: chat_template must be Jinja source, a .jinja file or the name of a shipped template; "
+        f"got {text!r}. Did you mean {nearest(text, shipped_names().split(', '))!r}?"
+    )
+
+
+def renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[..., str]:
+    """Return a function of `messages` and `add_generation_prompt`, both by name, that renders a conversation.
+
+    It returns what `apply_chat_template(messages, tokenize=False)` of transformers returns.
+
+    Args:
+        special_tokens: by the names that templates know them by, such as `bos_token`.
+
+    Raises:
+        jinja2.TemplateError: the source is no template; the function raises it where the template refuses the messages.
+    """
+    return partial(_compile(source).render, tools=None, documents=None, **special_tokens)
+
+
+def role_markers(
+    render: Callable[..., str], end_of_turn: str, bos_token: str, *, has_system_role: bool
+) -> tuple[str, ...]:
+    """Return what a template writes right before a system's, a user's and an assistant's content, as text.
+
+    ChatML gives `<|im_start|>user` and so on, and a template that writes its roles as ordinary text, `USER:`. Of a
+    header of several lines only the first one is taken: it is what tells the roles apart.
+    """
+    roles = ["system"] * has_system_role + ["user", "assistant", "user"]
+    contents = [f"content-{k}-5b1e" for k in range(len(roles))]
+    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    text = render(messages=messages, add_generation_prompt=False)
+    markers = []
+    for content in contents:
+        header, found, text = text.partition(content)
+        first_line = header.rpartition(end_of_turn)[2].replace(bos_token, "").strip().partition("\n")[0].strip()
+        if found and first_line:
+            markers.append(first_line)
+    return tuple(dict.fromkeys(markers))
+
+
+class _Generation(ext.Extension):
+    """`{% generation %}` marks what an assistant says; the text inside is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja's own form
+
+    def parse(self, parser: Any) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A call block, as in transformers: variables set inside stay inside.
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(lineno)
+
+    def _said(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> jinja2.Template:
+    """Compile in the sandbox of transformers, with its settings, extensions and functions.
+
+    Source: transformers 5.19, utils/chat_template_utils.py.
+    """
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment.from_string(source)
+
+
+def _to_json(
+    x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern for any of these texts, the longest one first where one begins with another."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")

@@ -1,0 +1,244 @@
+"""An algorithm in this process alone: learner, runner and a scripted engine, with everything written down that passes.
+
+Building one takes half a second, so that every option can be tried.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from ray.rllib.algorithms import algorithm as rllib_algorithm
+from ray.tune.registry import register_env
+
+from rllm_gym.algorithms.registry import get_algorithm_class
+from rllm_gym.envs.base import StepResult, TextEnv
+from rllm_gym.learner.deepspeed import DeepSpeedLearner
+from rllm_gym.rollout import env_runner
+from rllm_gym.rollout.engines.scripted import ScriptedEngine
+from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.types import Completion, CompletionRequest
+
+REPLIES = ("go", "left", "", "open the door", "look around you", "right", "take it")
+
+
+class Maze(TextEnv):
+    """Replies of various lengths earn various rewards; an empty one is invalid; "open" ends the episode with success.
+
+    Items of even number are the train split. `fail_items` fail at every reset.
+    """
+
+    name = "maze"
+    num_items = 12
+    default_system_prompt = "Find the way."
+
+    def __init__(self, *, fail_items: Sequence[int] = (), reward: float = 1.0, **kwargs: Any) -> None:
+        self.fail_items, self.reward = fail_items, reward
+        super().__init__(**kwargs)
+
+    def _split_indices(self, split: str) -> list[int]:
+        return [i for i in range(self.num_items) if split == "all" or (i % 2 == 1) == (split == "eval")]
+
+    @property
+    def category(self) -> str:
+        return "maze"
+
+    def _reset_item(self, index: int) -> str:
+        if index in self.fail_items:
+            raise RuntimeError(f"item {index} is broken")
+        self._steps = 0
+        return f"Room {index}."
+
+    def _act(self, action: str) -> StepResult:
+        self._steps += 1
+        self.is_success = action.startswith("open")
+        reply = "The end." if self.is_success else f"You are at {self._steps}."
+        return StepResult(reply, self.reward * len(action) / 20, self.is_success, is_invalid=not action.strip())
+
+    def expert_action(self) -> str:
+        return "open the door"
+
+
+register_env("maze", lambda config: Maze(**config))
+
+
+class Recorder(ScriptedEngine):
+    """Says one of `REPLIES`, by the prompt and the request's own seed, so that a group's episodes differ.
+
+    Log-probabilities lie around the tiny model's: some ratios are above 1, some below. `arguments` are what it was made
+    with, `params` what each request asked for.
+    """
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        self.num_cache_resets = self.max_running = 0
+        super().__init__(lambda prompt_ids: [], max_context_tokens=arguments["max_model_len"])
+        self.model, self.arguments, self.chat = model, arguments, ChatTokenizer(model)
+
+    @property
+    def params(self) -> list[Any]:
+        return [request.params for request in self.requests]
+
+    def submit(self, request: CompletionRequest) -> None:
+        seed = 0 if request.params.temperature == 0 else int(request.seed or 0)
+        text = REPLIES[zlib.crc32(repr((list(request.prompt_ids), seed)).encode()) % len(REPLIES)]
+        self._reply = lambda prompt_ids: self.chat.encode_action(text)
+        super().submit(request)
+        self.max_running = max(self.max_running, len(self._running))
+
+    def step(self) -> list[Completion]:
+        completions = super().step()
+        for completion in completions:
+            rng = np.random.default_rng(zlib.crc32(completion.token_ids.tobytes()))
+            completion.logp[:] = rng.normal(-5.5, 0.4, len(completion.token_ids))
+        return completions
+
+    def reset_prefix_cache(self) -> None:
+        self.num_cache_resets += 1
+
+
+class Runners:
+    """What an algorithm asks of its group of EnvRunners, for one runner in this process."""
+
+    local_env_runner = None
+
+    def __init__(self, *, config: Any, **_: Any) -> None:
+        self.runner = config.env_runner_cls(config=config, worker_index=1)
+
+    def healthy_worker_ids(self) -> list[int]:
+        return [1]
+
+    def get_spaces(self) -> Any:
+        return self.runner.get_spaces()
+
+    def foreach_env_runner(self, function: Any, *_: Any, **__: Any) -> list[Any]:
+        if isinstance(function, str):
+            return [getattr(self.runner, function)()]
+        return [f(self.runner) for f in (function if isinstance(function, list) else [function])]
+
+    def sync_weights(self, *, from_worker_or_learner_group: Any, **_: Any) -> None:
+        state = from_worker_or_learner_group.get_state(components="learner/rl_module", inference_only=True)
+        self.runner.set_state(state["learner"])
+
+    def sync_env_runner_states(self, **_: Any) -> None:
+        pass
+
+    def probe_unhealthy_env_runners(self, *_: Any, **__: Any) -> list[int]:
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("num_"):
+            return lambda: 0
+        raise AttributeError(name)
+
+    def stop(self) -> None:
+        self.runner.stop()
+
+
+@dataclass
+class Run:
+    """What has passed in some train steps."""
+
+    algo: Any
+    results: list[dict[str, Any]] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)  # each micro-batch that a loss was computed of
+    losses: list[float] = field(default_factory=list)
+    before: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def runner(self) -> Any:
+        return self.algo.env_runner_group.runner
+
+    @property
+    def engine(self) -> Recorder:
+        return self.runner.engines["default_policy"]
+
+    @property
+    def learner(self) -> Any:
+        return self.algo.learner_group._learner
+
+    @property
+    def deepspeed(self) -> Any:
+        return self.learner.engines["default_policy"]
+
+    @property
+    def optimizer(self) -> Mapping[str, Any]:
+        return self.deepspeed.basic_optimizer.param_groups[0]
+
+    @property
+    def samples(self) -> list[Any]:
+        return self.algo.sampled.samples
+
+    @property
+    def trained(self) -> list[Any]:
+        return self.algo.sampled.trained
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return self.results[-1]["learners"]["default_policy"]
+
+    @property
+    def env_metrics(self) -> dict[str, Any]:
+        return self.results[-1]["env_runners"]
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        state = self.algo.learner_group.get_weights()["default_policy"]
+        return {name: torch.as_tensor(value).float().numpy().copy() for name, value in state.items()}
+
+    @property
+    def moved(self) -> float:
+        """How far the weights have gone from the first train step's."""
+        after = self.weights
+        return float(sum(np.abs(after[name] - self.before[name]).sum() for name in after))
+
+    def advantages(self) -> list[float]:
+        return [round(float(sample.advantage.sum()), 6) for sample in self.trained]
+
+
+@contextmanager
+def run(base_model: Any, *, method: str = "GRPO", steps: int = 1, **options: Any) -> Iterator[Run]:
+    """Build a method with options, take train steps, and hand over what passed."""
+    config = get_algorithm_class(method).get_default_config().environment(options.pop("env", "maze"))
+    settings = {
+        "base_model": str(base_model),
+        "max_model_len": 160,
+        "max_new_tokens": 24,
+        "groups_per_step": 3,
+        "group_size": 4,
+        "lr": 1e-3,
+        "save_trajectories": False,
+        "zero_stage": 0,
+    }
+    if "scaling_inter" not in options:
+        settings["max_episode_steps"] = 3
+    config.update_from_dict(settings | options)
+    torch.manual_seed(0)
+    compute = DeepSpeedLearner._loss
+    found: Run
+
+    def spy(learner: Any, module_id: str, part: Any, counts: Any, out: Any) -> Any:
+        loss = compute(learner, module_id, part, counts, out)
+        found.batches.append(dict(part.tensors))
+        found.losses.append(float(loss))
+        return loss
+
+    with (
+        mock.patch.object(rllib_algorithm, "EnvRunnerGroup", Runners),
+        mock.patch.object(env_runner, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
+        mock.patch.object(DeepSpeedLearner, "_loss", spy),
+    ):
+        found = Run(config.build_algo())
+        found.before = found.weights
+        try:
+            for _ in range(steps):
+                found.results.append(found.algo.train())
+            yield found
+        finally:
+            found.algo.stop()
