@@ -25,6 +25,7 @@ app = typer.Typer(
 train_app = typer.Typer(invoke_without_command=True, help="Train: from a YAML file, or from options.")
 app.add_typer(train_app, name="train")
 app.command()(examples)
+app.callback()(find_own_modules)
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
 DryRun = Annotated[
@@ -103,10 +104,10 @@ def _train(
 ) -> None:
     if no_reset and not dry_run:
         raise ConfigError("--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.")
-    check_storage(storage_path, experiment.name)
     from rllm_gym.cli.written import check_written
 
     written = check_written(experiment)
+    check_storage(storage_path, experiment.name)
     prepare_driver(ray_address)
     from rllm_gym.cli.check import check_experiment
 
@@ -174,7 +175,6 @@ def evaluate(
 
 
 def main() -> None:
-    find_own_modules()
     app()
 
 

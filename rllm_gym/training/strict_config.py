@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -97,8 +98,19 @@ class StrictConfig(AlgorithmConfig):
             value = getattr(self, name)
             if value is not getattr(default, name) and (fault := value_fault(name, value, option.hint)):
                 raise ConfigError(f"{type(self).__name__}: {fault}")
+            if name != "env_config" and not is_finite(value):  # whose values mean what the environment says
+                raise ConfigError(f"{type(self).__name__}: {name} must hold finite numbers; got {value!r}.")
         for name in UNUSED:
             if name in options or name in SET_BY_VALIDATE:
                 continue
             if vars(self).get(name) != vars(default).get(name):
                 raise ConfigError(self._unknown(name, ()))
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether no number in a value is infinite or no number at all."""
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rllm_gym.cli.rllib import app
+from rllm_gym.errors import ConfigError
 
 GOOD = """\
 quick:
@@ -56,6 +57,15 @@ def test_yaml_that_grows_without_end_is_refused_at_once(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (
         2, "/dev/zero: cannot be read: an experiment must be smaller than 4,194,304 bytes.\n",
     )  # fmt: skip
+
+
+def test_nan_is_refused_in_python_as_in_yaml() -> None:
+    from rllm_gym.algorithms import GRPOConfig
+
+    for options in ({"deepspeed": {"x": float("nan")}}, {"engine_options": {"swap_space": [float("inf")]}}):
+        [name] = options
+        with pytest.raises(ConfigError, match=f"GRPOConfig: {name} must hold finite numbers; got "):
+            GRPOConfig().environment("rllm_gym/TextCraft-v0").env_runners(**options).validate()
 
 
 def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
