@@ -124,10 +124,10 @@ def probe(address: str, *, timeout_s: float = 8.0) -> None:
 
 def _find_cluster() -> str:
     """Return the address of a cluster on this machine."""
-    from ray._private.services import canonicalize_bootstrap_address
+    from ray._private import services
 
     try:
-        return canonicalize_bootstrap_address("auto")
+        return services.canonicalize_bootstrap_address("auto")
     except ConnectionError as error:
         raise ConfigError(f"ray: no cluster runs on this machine; got 'auto'. {WHERE_IT_IS_SET}") from error
 

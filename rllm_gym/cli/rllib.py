@@ -25,6 +25,7 @@ app = typer.Typer(
 train_app = typer.Typer(invoke_without_command=True, help="Train: from a YAML file, or from options.")
 app.add_typer(train_app, name="train")
 app.command()(examples)
+app.callback()(find_own_modules)
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
 DryRun = Annotated[
@@ -174,7 +175,6 @@ def evaluate(
 
 
 def main() -> None:
-    find_own_modules()
     app()
 
 

@@ -113,6 +113,8 @@ def list_shards(path: str | Path) -> list[Path]:
         if not path.name.endswith((PLAIN, SEALED)):
             raise TrajectoryError(f"read_episodes: a file must end in {PLAIN} or {SEALED}; got {path}.")
         return [path]
+    if path.exists() and not path.is_dir():
+        raise TrajectoryError(f"read_episodes: a path must be a folder or a regular file; got {path}.")
     if not path.is_dir():
         raise FileNotFoundError(f"read_episodes: path must exist; got {path}. Name a run, a folder in it, or a file.")
     found = set()

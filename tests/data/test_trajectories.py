@@ -350,6 +350,8 @@ def test_a_compressed_file_of_another_program_is_read(tmp_path):
 def test_a_path_that_is_not_there_or_no_trajectory_is_refused_at_the_call(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"read_episodes: path must exist; got .*nowhere"):
         read_episodes(tmp_path / "nowhere")
+    with pytest.raises(TrajectoryError, match="must be a folder or a regular file; got /dev/zero"):
+        read_episodes("/dev/zero")
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(TrajectoryError, match=r"must end in .jsonl or .jsonl.zst; got .*result.json"):
         read_episodes(tmp_path / "result.json")
