@@ -85,7 +85,8 @@ def evaluate_checkpoint(
     """Play `num_episodes` episodes with a checkpoint's weights; Ray must be running. Returns the report."""
     algo = algorithm.from_checkpoint(str(checkpoint), config=config)
     try:
-        metrics, episodes = algo.evaluate_split(split, num_episodes, horizon=horizon, seed=seed, greedy=greedy)
+        params = config.greedy_params if greedy else None
+        metrics, episodes = algo.evaluate_split(split, num_episodes, horizon=horizon, seed=seed, params=params)
     finally:
         algo.stop()
     return {

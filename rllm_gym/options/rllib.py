@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from typing_extensions import Doc
+from pydantic import ConfigDict, Field
+from typing_extensions import Doc, TypedDict
 
 from rllm_gym.options.types import Count, CountOrZero, NonNegative, Positive
 
 Callback = Callable | list[Callable] | None
 
 
-class EvaluationConfig:
-    """What `evaluation_config` may set anew for evaluations."""
+class EvaluationConfig(TypedDict, total=False):
+    """What evaluations may sample otherwise than training does."""
 
-    explore: Annotated[bool, Doc("false takes the likeliest token.")] = True
-    temperature: Annotated[NonNegative, Doc("of sampling.")]
-    top_p: Annotated[float, Doc("of sampling.")]
-    top_k: Annotated[int, Doc("of sampling; 0 is all.")]
-    max_new_tokens: Annotated[Count, Doc("tokens of one turn at most.")]
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    explore: bool
+    temperature: NonNegative
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: CountOrZero
+    max_new_tokens: Count
 
 
 class RLlibOptions:
@@ -68,7 +71,8 @@ class RLlibOptions:
     evaluation_interval: Annotated[Count | None, Doc("train steps between two evaluations; null never evaluates.")]
     evaluation_duration: Annotated[Count, Doc("episodes of each split.")] = 100
     evaluation_config: Annotated[
-        dict | None, Doc("what is sampled otherwise: `explore: false` takes the likeliest token; `temperature`, ...")
+        EvaluationConfig | None,
+        Doc("what evaluations sample otherwise than training does; `explore: false` takes the likeliest token."),
     ]
     custom_evaluation_function: Annotated[
         Callable | None, Doc("called with the algorithm and its EnvRunnerGroup in place of the evaluation.")

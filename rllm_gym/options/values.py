@@ -13,6 +13,7 @@ import annotated_types
 from pydantic import ConfigDict, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import import_object
@@ -85,6 +86,8 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(part) for part in arguments))
+    if is_typeddict(hint):
+        return "a mapping of " + ", ".join(hint.__annotations__)
     bare = origin or hint
     if inspect.isclass(bare) and issubclass(bare, Mapping):
         return "a mapping"

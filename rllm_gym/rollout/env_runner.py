@@ -11,8 +11,6 @@ import gymnasium
 import ray
 import torch
 from gymnasium.spaces import Discrete
-from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
@@ -28,6 +26,7 @@ from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout import waiting
 from rllm_gym.rollout.adapters import AdaptedWeights
+from rllm_gym.rollout.callbacks import EpisodeCallbacks
 from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
@@ -59,6 +58,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
+        self.episode_callbacks = EpisodeCallbacks(self)
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
         self.engines: dict[str, Engine] = {}
@@ -76,17 +76,17 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         model = str(resolve_base_model(config.base_model))
         vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
-        self.environments = environments = config.environments
-        self._params = config.sampling_params
-        for environment in environments:  # a wrong env_config shows here, before the engine takes its memory
+        self.environments = config.environments
+        for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_env(environment, self.chat).close()
         for module_id in self._module_ids():
             self.engines[module_id] = self._make_engine(module_id)
         waiting.logger.addHandler(NoticeHandler(f"EnvRunner {self.worker_index}"))
         self.loop = RolloutLoop(
-            lambda env_index: make_token_env(environments[env_index], self.chat),
+            self._make_env,
             self.engines,
             module_of=self._module_of,
+            on_start=self.episode_callbacks.episode_started,
             num_envs=config.num_envs_per_env_runner,
             num_env_workers=config.num_env_workers,
             params=config.sampling_params,
@@ -97,6 +97,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
 
     # --- building ---
+
+    def _make_env(self, env_index: int) -> Any:
+        env = make_token_env(self.environments[env_index], self.chat)
+        self.episode_callbacks.environment_created(env, env_index)
+        return env
 
     def _module_ids(self) -> list[str]:
         return sorted(self.config.policies) if self.config.is_multi_agent else [DEFAULT_MODULE_ID]
@@ -165,17 +170,26 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if max_episode_steps is None:
             max_episode_steps = {name: s.horizon(0) for name, s in self.config.horizon_schedules.items()}
         horizons = horizons_of(max_episode_steps, self.environments)
-        finished = self._play(list(groups), horizons, greedy=explore is False)
-        return [self._to_rllib(episode) for group in finished for episode in group.episodes]
+        params = self.config.greedy_params if explore is False else None
+        finished = self._play(list(groups), horizons, params)
+        return [self.to_rllib(episode) for group in finished for episode in group.episodes]
 
     def sample_groups(
-        self, groups: Sequence[TaskGroup], *, max_episode_steps: Mapping[str, int | None], greedy: bool = False
+        self,
+        groups: Sequence[TaskGroup],
+        *,
+        max_episode_steps: Mapping[str, int | None],
+        params: SamplingParams | None = None,
     ) -> SampleResult:
-        """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor."""
+        """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor.
+
+        Args:
+            params: how to sample; None is as in training.
+        """
         result = SampleResult(worker_index=self.worker_index, error=self.error)
         if result.error is None:
             try:
-                for group in self._play(list(groups), max_episode_steps, greedy=greedy):
+                for group in self._play(list(groups), max_episode_steps, params):
                     result.episodes += group.episodes
                     result.failed += group.failed
                 result.metrics = self.get_metrics()
@@ -184,18 +198,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return result
 
     def _play(
-        self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], *, greedy: bool
+        self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> list[EpisodeGroup]:
         for engine in self.engines.values():
             engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one
-        params = self._params
-        if greedy:
-            params = SamplingParams(params.max_new_tokens, temperature=0.0)
         self.num_groups_sampled += len(groups)
         if self.loop is None:
             raise RllmGymError(f"LLMEnvRunner: could not be built. {self.error}")
         horizons = [max_episode_steps[environment.name] for environment in self.environments]
-        self.loop.submit(groups, max_episode_steps=horizons, params=params)
+        self.loop.submit(groups, max_episode_steps=horizons, params=params or self.config.sampling_params)
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
         for episode in [episode for group in finished for episode in group.episodes]:
@@ -205,33 +216,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 for message in stream.messages
                 if message["role"] == "user"
             )
-            self._call_back(episode)
+            self.episode_callbacks.episode_ended(episode)
             self.num_env_steps_sampled_lifetime += episode.num_env_steps
+        self.episode_callbacks.sample_ended([episode for group in finished for episode in group.episodes])
         give_back_freed_memory()
         return finished
 
-    def _to_rllib(self, episode: Episode) -> RLlibEpisode:
+    def to_rllib(self, episode: Episode) -> RLlibEpisode:
+        """Return RLlib's form of an episode."""
         return to_rllib_episode(episode, self._space, is_multi_agent=self.config.is_multi_agent)
-
-    def _call_back(self, episode: Episode) -> None:
-        """Make the callbacks on an episode's end, with RLlib's form of it."""
-        functions = self.config.callbacks_on_episode_end
-        if not (functions or any(has_own(callback, "on_episode_end") for callback in self.callbacks)):
-            return
-        make_callback(
-            "on_episode_end",
-            callbacks_objects=self.callbacks,
-            callbacks_functions=functions,
-            kwargs={
-                "episode": self._to_rllib(episode),
-                "env_runner": self,
-                "metrics_logger": self.metrics,
-                "env": None,
-                "env_index": 0,
-                "rl_module": None,
-                "worker": self,
-            },
-        )
 
     @override(EnvRunner)
     def get_metrics(self) -> Any:
@@ -290,11 +283,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.loop.close()
         for engine in self.engines.values():
             engine.close()
-
-
-def has_own(callback: Any, name: str) -> bool:
-    """Return whether a callback overrides one of RLlib's methods, which do nothing."""
-    return getattr(type(callback), name) is not getattr(RLlibCallback, name)
 
 
 def _describe(error: Exception) -> str:

@@ -54,6 +54,7 @@ class RolloutLoop:
             with `stop_ids`, or a multi-agent one (see `environments.py`); called in the workers' threads.
         engines: module id -> engine. They are stepped in this order and stay open when the loop closes.
         module_of: (agent id, episode) -> module id; asked once, at the agent's first observation.
+        on_start: called with an episode after its reset, and {agent id: first observation}.
         num_envs: most episodes in flight, and most environments; environments are reused by reset.
         num_env_workers: threads that call environments while the engines decode; with 0 there is one, and the loop
             waits for it, in a fixed order.
@@ -72,6 +73,7 @@ class RolloutLoop:
         engines: Mapping[str, Engine],
         *,
         module_of: Callable[[str, Episode], str],
+        on_start: Callable[[Episode, Mapping[str, Any]], None] = lambda episode, observations: None,
         num_envs: int,
         params: ParamsByModule,
         max_model_len: int,
@@ -80,11 +82,7 @@ class RolloutLoop:
         episode_timeout_s: float | None = None,
         max_retries: int = 1,
     ):
-        for name, value, least in (
-            ("num_envs", num_envs, 1),
-            ("num_env_workers", num_env_workers, 0),
-            ("max_retries", max_retries, 0),
-        ):
+        for name, value, least in (("num_envs", num_envs, 1), ("max_retries", max_retries, 0)):
             if value < least:
                 raise ConfigError(
                     f"RolloutLoop: {name} must be at least {least}; got {value}. Set {name}={least} or more."
@@ -96,7 +94,7 @@ class RolloutLoop:
                     f"{engine.max_context_tokens}; got {max_model_len}. Lower it or give the engine more."
                 )
         self._engines = dict(engines)
-        self._module_of = module_of
+        self._module_of, self._on_start = module_of, on_start
         self._max_model_len = max_model_len
         self._params = self._params_by_module(params)
         self._horizon: HorizonByEnv = None
@@ -235,6 +233,8 @@ class RolloutLoop:
             return
         assert job.result is not None and job.slot.env is not None
         self._record(play, job.slot.env, job.result)
+        if job.call == "reset":
+            self._on_start(play.episode, play.observations)
         end_reason = job.result.end_reason
         if not end_reason and play.horizon is not None and play.episode.num_env_steps >= play.horizon:
             end_reason = "horizon"

@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, LEARNER_RESULTS
@@ -28,9 +28,9 @@ from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
-from rllm_gym.training.split_evaluation import evaluate_split, evaluate_splits
+from rllm_gym.training.split_evaluation import evaluate, evaluate_split
 from rllm_gym.training.task_sampler import TaskSampler
-from rllm_gym.types import Episode, Sample, TaskGroup
+from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,18 @@ class LLMAlgorithm(Algorithm):
         # The sync only queues; what a runner answers next, it answers with the new weights.
         self._check_env_runners("could not load the weights")
 
+    @override(Algorithm)
+    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Any:
+        """Return a policy's RLModule, None where there is none of this id; of remote learners a copy."""
+        if self.config.num_learners == 0:
+            return self.on_all_learners(lambda learner: learner.module.get(module_id))[0]
+        if module_id not in (weights := self.learner_group.get_weights()):
+            return None
+        spec = self.config.get_multi_rl_module_spec(spaces=self.spaces).rl_module_specs[module_id]
+        module = spec.build()
+        module.set_state(weights[module_id])
+        return module
+
     def _check_env_runners(self, what: str) -> None:
         for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
             if error is not None:
@@ -190,19 +202,26 @@ class LLMAlgorithm(Algorithm):
     # --- sampling ---
 
     def sample(
-        self, groups: Sequence[TaskGroup], *, max_episode_steps: Mapping[str, int | None], greedy: bool = False
+        self,
+        groups: Sequence[TaskGroup],
+        *,
+        max_episode_steps: Mapping[str, int | None],
+        params: SamplingParams | None = None,
     ) -> tuple[list[Episode], list[Episode]]:
         """Play groups on the EnvRunners; returns the episodes in the groups' order, and those that failed.
 
         A runner that dies is restarted by RLlib, and its groups are played again, one by one; one that kills a second
         runner is missing, see `rllm_gym.training.replay`.
 
+        Args:
+            params: how to sample; None is as in training.
+
         Raises:
             RllmGymError: a runner failed by an error of its own, or none can be restarted.
         """
 
         def play(shares: Shares) -> tuple[list[SampleResult], list[TaskGroup]]:
-            return self._play_shares(shares, max_episode_steps, greedy)
+            return self._play_shares(shares, max_episode_steps, params)
 
         runner_ids = self.runner_ids() or await_runners(self)
         results, lost = play({runner_id: list(groups[k :: len(runner_ids)]) for k, runner_id in enumerate(runner_ids)})
@@ -215,13 +234,13 @@ class LLMAlgorithm(Algorithm):
         return played, [episode for result in results for episode in result.failed]
 
     def _play_shares(
-        self, shares: Shares, max_episode_steps: Mapping[str, int | None], greedy: bool
+        self, shares: Shares, max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> tuple[list[SampleResult], list[TaskGroup]]:
         """Play each runner's groups there; return the results, and the groups of runners that died."""
         results = self.env_runner_group.foreach_env_runner(
             [
                 lambda runner, share=share: runner.sample_groups(
-                    share, max_episode_steps=max_episode_steps, greedy=greedy
+                    share, max_episode_steps=max_episode_steps, params=params
                 )
                 for share in shares.values()
             ],
@@ -289,24 +308,13 @@ class LLMAlgorithm(Algorithm):
     @override(Algorithm)
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Evaluate the present policy on `evaluation_splits`; returns metrics by split, and pooled as `env_runners`."""
-        self._make_evaluation_callback("on_evaluate_start")
-        results = evaluate_splits(self)
-        self._make_evaluation_callback("on_evaluate_end", evaluation_metrics=results)
-        return results
+        return evaluate(self)
 
     def evaluate_split(
-        self, split: str, num_episodes: int, *, horizon: int | None, seed: int, greedy: bool = False
+        self, split: str, num_episodes: int, *, horizon: int | None, seed: int, params: SamplingParams | None = None
     ) -> tuple[dict[str, Any], list[Episode]]:
         """Play a split's tasks, see `rllm_gym.training.split_evaluation`; returns (metrics, episodes)."""
-        return evaluate_split(self, split, num_episodes, horizon=horizon, seed=seed, greedy=greedy)
-
-    def _make_evaluation_callback(self, name: str, **kwargs: Any) -> None:
-        make_callback(
-            name,
-            callbacks_objects=self.callbacks,
-            callbacks_functions=getattr(self.config, f"callbacks_{name}"),
-            kwargs=dict(algorithm=self, metrics_logger=self.metrics, **kwargs),
-        )
+        return evaluate_split(self, split, num_episodes, horizon=horizon, seed=seed, params=params)
 
     # --- records ---
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -72,6 +73,19 @@ class LLMConfig(StrictConfig, CommonOptions):
     @property
     def sampling_params(self) -> SamplingParams:
         return SamplingParams(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
+
+    @property
+    def greedy_params(self) -> SamplingParams:
+        """Those of the likeliest token."""
+        return SamplingParams(self.max_new_tokens, temperature=0.0)
+
+    @property
+    def evaluation_params(self) -> SamplingParams:
+        """Those of training, as `evaluation_config` changes them."""
+        changes: dict[str, Any] = dict(self.evaluation_config or {})
+        explores = changes.pop("explore", True)
+        params = dataclasses.replace(self.sampling_params, **changes)
+        return params if explores else dataclasses.replace(params, temperature=0.0, top_p=1.0, top_k=0)
 
     def is_trained(self, policy_id: str) -> bool:
         """Return whether a policy learns, or only plays."""

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.task_sampler import evaluation_groups
-from rllm_gym.types import Episode
+from rllm_gym.types import Episode, SamplingParams
 
 if TYPE_CHECKING:
     from rllm_gym.training.algorithm import LLMAlgorithm
+
+
+def evaluate(algorithm: LLMAlgorithm) -> dict[str, Any]:
+    """Evaluate as the configuration says, with RLlib's callbacks around it; returns the results."""
+    _call_back(algorithm, "on_evaluate_start")
+    if function := algorithm.config.custom_evaluation_function:
+        results, *_ = function(algorithm, algorithm.env_runner_group)  # with the numbers of steps, as RLlib has it
+    else:
+        results = evaluate_splits(algorithm)
+    _call_back(algorithm, "on_evaluate_end", evaluation_metrics=results)
+    return results
+
+
+def _call_back(algorithm: LLMAlgorithm, name: str, **arguments: Any) -> None:
+    make_callback(
+        name,
+        callbacks_objects=algorithm.callbacks,
+        callbacks_functions=getattr(algorithm.config, f"callbacks_{name}"),
+        kwargs=dict(algorithm=algorithm, metrics_logger=algorithm.metrics, **arguments),
+    )
 
 
 def evaluate_splits(algorithm: LLMAlgorithm) -> dict[str, Any]:
@@ -28,7 +49,13 @@ def evaluate_splits(algorithm: LLMAlgorithm) -> dict[str, Any]:
 
 
 def evaluate_split(
-    algorithm: LLMAlgorithm, split: str, num_episodes: int, *, horizon: int | None, seed: int, greedy: bool
+    algorithm: LLMAlgorithm,
+    split: str,
+    num_episodes: int,
+    *,
+    horizon: int | None,
+    seed: int,
+    params: SamplingParams | None = None,
 ) -> tuple[dict[str, Any], list[Episode]]:
     """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
 
@@ -36,6 +63,7 @@ def evaluate_split(
 
     Args:
         horizon: in turns; None is the last stage's horizon.
+        params: how to sample; None is as `evaluation_config` says.
 
     Returns:
         (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
@@ -44,7 +72,8 @@ def evaluate_split(
     horizons = {name: schedule.last if horizon is None else horizon for name, schedule in schedules.items()}
     items = [algorithm.item_ids(env_index, split) for env_index in range(len(schedules))]
     groups = evaluation_groups(items, num_episodes, seed=seed)
-    episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, greedy=greedy)
+    params = params or algorithm.config.evaluation_params
+    episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, params=params)
     algorithm.check_failures(episodes, failed)
     metrics: dict[str, Any] = episode_metrics(episodes, failed)
     metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())

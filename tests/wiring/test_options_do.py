@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 from ray.rllib.algorithms import algorithm as rllib_algorithm
-from ray.rllib.core.learner import learner_group
 from ray.rllib.env import env_runner_group
-from ray.rllib.utils import actor_manager
+from ray.rllib.utils import actor_manager, framework
 
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import RllmGymError
@@ -293,7 +292,7 @@ RLLIBS_OWN = {
     "max_num_env_runner_restarts": env_runner_group,
     "delay_between_env_runner_restarts_s": actor_manager,
     "env_runner_health_probe_timeout_s": env_runner_group,
-    "local_gpu_idx": learner_group,
+    "local_gpu_idx": framework,
     "log_level": rllib_algorithm,
     "log_sys_usage": rllib_algorithm,
     "callbacks_on_env_runners_recreated": rllib_algorithm,
