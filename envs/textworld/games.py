@@ -67,6 +67,8 @@ class Game:
     def __init__(self, level: int, seed: int, *, replaces: Game | None = None) -> None:
         self._owner_pid = os.getpid()
         self._what = f"level {level} with seed {seed}"
+        self._server: _Server
+        self._connection: Connection
         self._process_id: int | None = None
         if replaces is not None and not replaces._connection.closed and not replaces.is_foreign:
             self._server, self._connection, self._process_id = (
