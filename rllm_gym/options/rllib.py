@@ -40,9 +40,6 @@ class RLlibOptions:
     restart_failed_env_runners: Annotated[bool, Doc("bring a dead runner back, and play its share again.")] = True
     max_num_env_runner_restarts: Annotated[CountOrZero, Doc("how often a runner is brought back at most.")]
     delay_between_env_runner_restarts_s: Annotated[NonNegative, Doc("seconds before a runner is brought back.")] = 1.0
-    num_consecutive_env_runner_failures_tolerance: Annotated[
-        CountOrZero, Doc("how often sampling begins again after dead runners before the run stops.")
-    ]
     env_runner_health_probe_timeout_s: Annotated[Positive, Doc("seconds that a runner has to say that it lives.")]
     env_runner_restore_timeout_s: Annotated[Positive, Doc("seconds that a restarted runner has to come up.")]
 
@@ -163,7 +160,7 @@ UNUSED: dict[str, str] = {
     "grad_clip_by": "`grad_clip` bounds the global norm",
     "gym_env_vectorize_mode": "use `num_env_workers`",
     "horizon": "the horizon is `max_episode_steps` or `scaling_inter`",
-    "ignore_env_runner_failures": "use `num_consecutive_env_runner_failures_tolerance`",
+    "ignore_env_runner_failures": "a dead runner's groups are played again; one that kills two runners is dropped",
     "input_": "use `data` of SFT and DPO",
     "input_config": "use `data` of SFT and DPO",
     "lambda_": "this method has no critic; PPO has lambda",
@@ -176,6 +173,7 @@ UNUSED: dict[str, str] = {
     "model": "the language model is `base_model` (tiny, a folder or a Hugging Face name)",
     "model_config": "use `base_model`",
     "normalize_actions": "actions are token ids",
+    "num_consecutive_env_runner_failures_tolerance": "use `max_failed_fraction` and `max_num_env_runner_restarts`",
     "num_cpus_for_local_worker": "use `num_cpus_for_main_process`",
     "num_gpus": "use `num_gpus_per_learner` and `num_gpus_per_env_runner`",
     "num_rollout_workers": "use `num_env_runners`",

@@ -6,11 +6,13 @@ Building one takes half a second, so that every option can be tried.
 from __future__ import annotations
 
 import functools
+import threading
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -32,15 +34,19 @@ REPLIES = ("go", "left", "", "open the door", "look around you", "right", "take 
 class Maze(TextEnv):
     """Replies of various lengths earn various rewards; an empty one is invalid; "open" ends the episode with success.
 
-    Items of even number are the train split. `fail_items` fail at every reset.
+    Items of even number are the train split. `fail_items` fail at every reset; `reward` scales what is earned; `step_s` is
+    how long a step takes. `threads` have made the steps of all mazes.
     """
 
+    threads: ClassVar[set[int]] = set()
     name = "maze"
     num_items = 12
     default_system_prompt = "Find the way."
 
-    def __init__(self, *, fail_items: Sequence[int] = (), reward: float = 1.0, **kwargs: Any) -> None:
-        self.fail_items, self.reward = fail_items, reward
+    def __init__(
+        self, *, fail_items: Sequence[int] = (), reward: float = 1.0, step_s: float = 0.0, **kwargs: Any
+    ) -> None:
+        self.fail_items, self.reward, self.step_s = fail_items, reward, step_s
         super().__init__(**kwargs)
 
     def _split_indices(self, split: str) -> list[int]:
@@ -58,6 +64,8 @@ class Maze(TextEnv):
 
     def _act(self, action: str) -> StepResult:
         self._steps += 1
+        self.threads.add(threading.get_ident())
+        time.sleep(self.step_s)
         self.is_success = action.startswith("open")
         reply = "The end." if self.is_success else f"You are at {self._steps}."
         return StepResult(reply, self.reward * len(action) / 20, self.is_success, is_invalid=not action.strip())

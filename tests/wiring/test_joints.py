@@ -152,11 +152,15 @@ RESUMED = {
 
 @pytest.mark.parametrize(("method", "options"), [("GRPO", RESUMED), ("PPO", {"critic_lr": 1e-2, "lr": 1e-2})])
 def test_a_resumed_run_takes_the_same_next_step(ray_cluster, tiny_model, tmp_path, method, options):
+    options = dict(options)
     with run(tiny_model, method=method, steps=2, **options) as straight:
         path = straight.algo.save_to_path(str(tmp_path / "checkpoint"))
         result = straight.algo.train()
+        loaded: list[int] = []
+        options["callbacks_on_checkpoint_loaded"] = lambda algorithm, **_: loaded.append(algorithm.training_iteration)
         with run(tiny_model, method=method, steps=0, **options) as resumed:
             resumed.algo.restore_from_path(path)
+            assert loaded == [2]
             again = resumed.algo.train()
             assert {name: value.tobytes() for name, value in resumed.weights.items()} == {
                 name: value.tobytes() for name, value in straight.weights.items()

@@ -17,6 +17,7 @@ import pytest
 from ray.rllib.algorithms import algorithm as rllib_algorithm
 from ray.rllib.env import env_runner_group
 from ray.rllib.utils import actor_manager, framework
+from ray.tune.trainable import trainable
 
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import RllmGymError
@@ -24,7 +25,7 @@ from rllm_gym.options import options_of
 from rllm_gym.options.methods import TABLES
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from tests.conftest import CHATML
-from tests.wiring.harness import Run, run
+from tests.wiring.harness import Maze, Run, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CALLED: list[str] = []
@@ -184,6 +185,12 @@ COMMON: dict[str, Row] = {
     "groups_per_step": Row(4, lambda run: len(run.samples)),
     "group_size": Row(5, lambda run: len(run.samples)),
     "episode_timeout_s": Row(1e-9, of_env("num_failed_episodes"), {"max_failed_fraction": 1.0}),
+    "num_env_workers": Row(4, lambda run: len(Maze.threads), {"env_config": {"step_s": 0.01}}),
+    "env_timeout_s": Row(
+        0.05,
+        of_env("num_env_timeouts"),
+        {"env_config": {"step_s": 0.3}, "max_failed_fraction": 1.0, "groups_per_step": 1, "group_size": 2},
+    ),
     "max_episode_retries": Row(
         3, of_env("num_episode_retries"), {"env_config": {"fail_items": [0, 4]}, "max_failed_fraction": 1.0}
     ),
@@ -294,22 +301,19 @@ RLLIBS_OWN = {
     "env_runner_health_probe_timeout_s": env_runner_group,
     "local_gpu_idx": framework,
     "log_level": rllib_algorithm,
-    "log_sys_usage": rllib_algorithm,
+    "log_sys_usage": trainable,
     "callbacks_on_env_runners_recreated": rllib_algorithm,
 }
 # What needs more than one process, or another library; the test that holds it.
 ELSEWHERE = {
-    "policies": "tests/algorithms/test_methods.py",
-    "policy_mapping_fn": "tests/algorithms/test_methods.py",
-    "policies_to_train": "tests/algorithms/test_methods.py",
-    "num_env_workers": "tests/rollout/test_env_pool.py",
-    "env_timeout_s": "tests/rollout/test_env_pool.py",
+    "policies": "tests/algorithms/test_grpo.py",
+    "policy_mapping_fn": "tests/algorithms/test_grpo.py",
+    "policies_to_train": "tests/algorithms/test_grpo.py",
     "skip_non_finite_steps": "tests/learner/test_non_finite.py",
-    "num_consecutive_env_runner_failures_tolerance": "tests/algorithms/test_grpo.py",
-    "env_runner_restore_timeout_s": "tests/algorithms/test_grpo.py",
-    "callbacks_on_checkpoint_loaded": "tests/algorithms/test_grpo.py",
+    "env_runner_restore_timeout_s": "tests/training/test_replay.py",
+    "callbacks_on_checkpoint_loaded": "tests/wiring/test_joints.py",
     "num_expert_workers": "tests/algorithms/test_sft.py",
-    "retokenize": "tests/data/test_offline_sources.py",
+    "retokenize": "tests/algorithms/test_sft.py",
     "data": "tests/data/test_offline_sources.py",
 }
 
@@ -327,7 +331,8 @@ def test_every_option_has_a_row():
         missing = options_of(table).keys() - known - family - OWN[method].keys() - {"top_p", "top_k"}
         assert not missing, f"{method}: no row says what these change: {sorted(missing)}"
     for name, module in RLLIBS_OWN.items():
-        assert f"config.{name}" in inspect.getsource(module), name
+        source = inspect.getsource(module)
+        assert f"config.{name}" in source or f'config.get("{name}"' in source, name
     for name, path in ELSEWHERE.items():
         assert name in (ROOT / path).read_text(encoding="utf-8"), f"{path} says nothing of {name}"
 
@@ -335,8 +340,6 @@ def test_every_option_has_a_row():
 @pytest.fixture(scope="module")
 def models(ray_cluster, tiny_model, other_model):
     from ray.tune.registry import register_env
-
-    from tests.wiring.harness import Maze
 
     register_env("other_maze", lambda config: Maze(**config))
     return {"tiny": tiny_model, "other": other_model}
@@ -370,6 +373,7 @@ def own_value(name: str, value: Any) -> Any:
 def entered(stack: ExitStack, method: str, steps: int, options: dict[str, Any], models: Any) -> Any:
     """Return a run, or the error that it has ended in."""
     CALLED.clear()
+    Maze.threads.clear()
     options = dict(options)
     base_model = models[options.pop("base_model", "tiny")]
     if options.get("data") == "trajectories":
