@@ -34,8 +34,8 @@ REPLIES = ("go", "left", "", "open the door", "look around you", "right", "take 
 class Maze(TextEnv):
     """Replies of various lengths earn various rewards; an empty one is invalid; "open" ends the episode with success.
 
-    Items of even number are the train split. `fail_items` fail at every reset; `reward` scales what is earned; `step_s` is
-    how long a step takes. `threads` have made the steps of all mazes.
+    Items of even number are the train split. `fail_items` fail at every reset; `reward` scales what is earned; `step_s`
+    is how long a step takes. `threads` have made the steps of all mazes.
     """
 
     threads: ClassVar[set[int]] = set()

@@ -1,0 +1,182 @@
+"""Faults planted between option, runner, learner and report, to see whether the tests notice: `make mutants`.
+
+Each mutant is one change of one line; the tests named beside it must fail with it. A fault that somebody found in the
+code, and that no test had noticed, belongs here together with the test that now does.
+
+    python -m tests.mutants              # all of them, in a copy of the checkout; prints those that survive
+    python -m tests.mutants clip entropy # those whose names hold one of these words
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+OPTIONS, JOINTS = "tests/wiring/test_options_do.py", "tests/wiring/test_joints.py"
+
+
+class Mutant(NamedTuple):
+    """`old` stands once in `file`, and becomes `new`; `tests` are pytest's arguments."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+def option(name: str, file: str, old: str, new: str) -> Mutant:
+    """An option that is ignored, which the table of options must notice."""
+    return Mutant(f"{name} ignored", file, old, new, f"{OPTIONS} -k -{name}]")
+
+
+POLICY, LEARNER = "algorithms/policy_gradient.py", "rllm_gym/learner/deepspeed.py"
+RUNNER, CONFIG = "rllm_gym/rollout/env_runner.py", "rllm_gym/training/config.py"
+EVALUATION, MAKER = "rllm_gym/training/split_evaluation.py", "rllm_gym/training/sample_maker.py"
+METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
+
+MUTANTS = [
+    # evaluation
+    Mutant(
+        "evaluation ignores its split", EVALUATION, "item_ids(env_index, split)", "item_ids(env_index)",
+        f"{JOINTS} -k split",
+    ),
+    Mutant(
+        "evaluation plays one task", "rllm_gym/training/task_sampler.py", "items[order[k % len(order)]]", "items[0]",
+        f"{JOINTS} -k split",
+    ),
+    option("evaluation_horizon", EVALUATION, "schedule.last if horizon is None else horizon", "schedule.last"),
+    option("evaluation_seed", EVALUATION, "seed=config.evaluation_seed", "seed=0"),
+    option("evaluation_config", CONFIG, "return params if explores else", "return params if True else"),
+    # what reaches the learner
+    Mutant(
+        "a truncated episode is terminated", "rllm_gym/training/rollouts.py",
+        'is_terminated=episode.end_reason == "terminated"', "is_terminated=True", f"{JOINTS} -k what_ended",
+    ),
+    Mutant(
+        "clip_low and clip_high swapped", POLICY,
+        "clip_low=self.config.clip_low,\n            clip_high=self.config.clip_high",
+        "clip_low=self.config.clip_high,\n            clip_high=self.config.clip_low", f"{JOINTS} -k plain_torch",
+    ),
+    Mutant(
+        "entropy with the wrong sign", POLICY, "loss_BT - config.entropy_coeff", "loss_BT + config.entropy_coeff",
+        f"{JOINTS} -k plain_torch",
+    ),
+    Mutant(
+        "loss divided by the micro-batch's tokens", POLICY, 'tokens=batch["num_tokens"]', "tokens=mask_BT.sum()",
+        f"{JOINTS} -k plain_torch",
+    ),
+    Mutant(
+        "KL over the micro-batch's tokens", POLICY,
+        "self.kl_coeff.get(module_id, config.kl_coeff) * ref_kl_BT",
+        'self.kl_coeff.get(module_id, config.kl_coeff) * ref_kl_BT * batch["num_tokens"] / mask_BT.sum()',
+        f"{JOINTS} -k plain_torch",
+    ),
+    Mutant(
+        "recomputed log-probabilities with ratio 1", POLICY,
+        'logp_BT.detach() if self.is_first_step else batch["trainer_logp"]', "logp_BT.detach()",
+        f"{OPTIONS} -k importance_correction]",
+    ),
+    Mutant(
+        "dropout left on", "rllm_gym/learner/rl_module.py", "        _disable_dropout(self.lm)\n", "", f"{JOINTS} -k dropout",
+    ),
+    option("kl_kind", POLICY, 'batch["ref_logp"], kind=config.kl_kind', 'batch["ref_logp"], kind="k3"'),
+    option("importance_cap", POLICY, "cap=config.importance_cap", "cap=2.0"),
+    option("importance_mode", POLICY, "mode=config.importance_mode", 'mode="truncate"'),
+    option("importance_veto", POLICY, "veto=config.importance_veto", "veto=None"),
+    option("dual_clip", POLICY, "dual_clip=self.config.dual_clip", "dual_clip=None"),
+    option("ratio_level", POLICY, "level=config.ratio_level", 'level="token"'),
+    option("adam_betas", LEARNER, "betas=tuple(betas)", "betas=(0.9, 0.999)"),
+    option("weight_decay", LEARNER, "weight_decay=weight_decay", "weight_decay=0.0"),
+    option("grad_clip", "rllm_gym/learner/deepspeed_config.py", "config.grad_clip or 0.0", "0.0"),
+    option("num_epochs", LEARNER, "{module_id: self.config.num_epochs}", "{module_id: 1}"),
+    option("tokens_per_micro_batch", LEARNER, "batch, self.config.tokens_per_micro_batch", "batch, 8192"),
+    option("normalize_std", "algorithms/grpo.py", "group_N, normalize_std=config.normalize_std", "group_N, normalize_std=True"),
+    option("overlong_filter", POLICY, "self.config.overlong_filter and sample.is_overlong", "False"),
+    option("invalid_action_penalty", POLICY, "invalid_action_penalty=self.config.invalid_action_penalty", "invalid_action_penalty=0.0"),
+    option("max_refill_rounds", POLICY, "range(1 + config.max_refill_rounds)", "range(1)"),
+    # the runner
+    Mutant("greedy ignored", CONFIG, "SamplingParams(self.max_new_tokens, temperature=0.0)", "self.sampling_params", "tests/algorithms/test_group_methods.py -k greedy"),
+    option("top_p", CONFIG, "self.temperature, self.top_p, self.top_k", "self.temperature, 1.0, self.top_k"),
+    option("top_k", CONFIG, "self.temperature, self.top_p, self.top_k", "self.temperature, self.top_p, 0"),
+    option("chat_template", RUNNER, "ChatTokenizer(model, config.chat_template, vocab_size)", "ChatTokenizer(model, None, vocab_size)"),
+    option("episode_timeout_s", RUNNER, "episode_timeout_s=config.episode_timeout_s", "episode_timeout_s=None"),
+    option("env_timeout_s", RUNNER, "env_timeout_s=config.env_timeout_s", "env_timeout_s=None"),
+    option("num_env_workers", RUNNER, "num_env_workers=config.num_env_workers", "num_env_workers=0"),
+    option("max_episode_retries", RUNNER, "max_retries=config.max_episode_retries", "max_retries=1"),
+    Mutant("prefix cache not reset", RUNNER, "            engine.reset_prefix_cache()", "            pass", f"{JOINTS} -k prefix"),
+    # recorded episodes
+    option("min_return", "algorithms/offline.py", "min_return=self.config.min_return", "min_return=None"),
+    option("observation_weight", MAKER, "observation_weight=self.observation_weight", "observation_weight=0.0"),
+    Mutant("retokenize ignored", MAKER, "if self.retokenize or not all", "if not all", "tests/algorithms/test_sft.py -k token"),
+    # reports and checkpoints
+    Mutant("stored advantages negated", RECORDS, "            advantage=advantage,\n", "            advantage=None if advantage is None else [-a for a in advantage],\n", f"{JOINTS} -k stored"),
+    Mutant("truncated_fraction without the horizon", METRICS, 'share("horizon") + share("context_limit")', 'share("context_limit")', "tests/training/test_metrics.py"),
+    Mutant("success_rate of no episode", METRICS, "_mean(is_success(episode) for episode in episodes)", "0.0", "tests/training/test_metrics.py"),
+    Mutant("the adaptive signal is always 0", "rllm_gym/callbacks/scaling_inter.py", 'float(metrics["success_rate"]))', "0.0)", f"{JOINTS} -k adaptive"),
+    Mutant("a resumed run forgets its KL coefficient", POLICY, 'self.kl_coeff = dict(state.get("kl_coeff", {}))', "self.kl_coeff = {}", f"{JOINTS} -k resumed"),
+    Mutant("a resumed run forgets its horizon's stage", "rllm_gym/training/algorithm.py", 'for name, stage in state.get("horizon_stages", {}).items()}', "for name, stage in ()}", f"{JOINTS} -k resumed"),
+    Mutant("a resumed run forgets the optimizer", "rllm_gym/training/algorithm.py", '        self.on_all_learners(lambda learner: learner.load_engines(f"{path}/deepspeed"))\n', "", f"{JOINTS} -k resumed"),
+    # other models
+    Mutant("GPT-2's adapter not transposed", "rllm_gym/learner/rl_module.py", "if layer.fan_in_fan_out:", "if False:", "tests/learner/test_other_models.py"),
+    Mutant("Gemma's logits not capped", "rllm_gym/learner/rl_module.py", "    if not softcap:\n", "    if True:\n", "tests/learner/test_other_models.py"),
+    Mutant("Gemma's attention not capped", "rllm_gym/models.py", 'return "eager" if', 'return None if', "tests/learner/test_other_models.py"),
+]  # fmt: skip
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="rllm_gym_mutants_") as folder:
+        copy = Path(folder) / "checkout"
+        copy_checkout(copy)
+        for number, mutant in enumerate(chosen, start=1):
+            outcome = fate(copy, mutant)
+            print(f"{number}/{len(chosen)} {outcome:9} {mutant.name}", flush=True)
+            survivors += [mutant.name] if outcome != "killed" else []
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} were noticed", *survivors, sep="\nsurvived: ")
+    sys.exit(bool(survivors))
+
+
+def copy_checkout(to: Path) -> None:
+    """Copy what git knows of the checkout, symlinks as they are."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
+
+
+def fate(copy: Path, mutant: Mutant) -> str:
+    """Return `killed`, `survived`, or `broken`: the line is no longer there, or its tests no longer collect."""
+    path = copy / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        return "broken"
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *split(mutant.tests)]
+        run = subprocess.run(command, cwd=copy, capture_output=True, env=environment(copy), check=False)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    return {0: "survived", 1: "killed"}.get(run.returncode, "broken")
+
+
+def split(tests: str) -> list[str]:
+    path, _, expression = tests.partition(" -k ")
+    return [path, "-k", expression.strip("-]")] if expression else [path]
+
+
+def environment(copy: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(copy)}
+
+
+if __name__ == "__main__":
+    main()
