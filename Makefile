@@ -1,4 +1,5 @@
-# `make quickstart` trains the shipped tiny model; `make test` runs every test. Both set up .venv first, once: the
+# `make quickstart` trains the shipped tiny model; `make test` guards every promise in
+# minutes, `make test-all` runs every test. Both set up .venv first, once: the
 # first installs the trainer alone, the second, like `make install`, all environments and the tools, too.
 # `make install DEVICE=cuda` takes the CUDA builds of torch and vLLM.
 VENV = .venv
@@ -16,7 +17,7 @@ INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install install-trainer quickstart lint test clean
+.PHONY: install install-trainer quickstart lint test test-all slow-tests mutants clean
 
 install: $(INSTALLED)
 
@@ -72,8 +73,18 @@ lint: install
 	$(VENV)/bin/mypy
 
 # pytest prints the slowest tests (pyproject.toml).
+NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
-	$(VENV)/bin/python -m pytest $(if $(filter cpu,$(DEVICE)),-m "not gpu")
+	$(VENV)/bin/python -m pytest -m "not slow$(NO_GPU)"
+
+test-all: test slow-tests
+
+slow-tests: install
+	$(VENV)/bin/python -m pytest -m "slow$(NO_GPU)"
+
+# Plants faults, and prints those that no test notices: an hour.
+mutants: install
+	$(VENV)/bin/python -m tests.mutants
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

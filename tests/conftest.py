@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.needs import skip_without
 
+BEGUN_S = time.monotonic()
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -70,10 +74,13 @@ def other_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
+def ray_cluster(tmp_path_factory):
     """One Ray for all tests that need one; its workers find the tests' own modules, as they start in this folder."""
     import ray
+    from ray.tune.trainable import trainable
 
+    # Where an algorithm that nobody gave a place writes: else ~/ray_results.
+    trainable.DEFAULT_STORAGE_PATH = str(tmp_path_factory.mktemp("ray_results"))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(num_cpus=6, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
     yield
@@ -95,6 +102,68 @@ def needs_textworld() -> None:
     skip_without("textworld")
 
 
+# Tests of these come first among the slow ones: where time is short (`.ci/run`), the rest is left out.
+SLOW_FIRST = (
+    "tests/kills",
+    "tests/cli",
+    "tests/algorithms",
+    "tests/learner",
+    "tests/rollout",
+    "tests/data",
+    "tests/envs",
+)
+MOST_CPU_S = 5.0
+UNTIL_S = "RLLM_GYM_SLOW_TESTS_S"  # after so many seconds no other test begins
+too_long: dict[str, float] = {}
+left_out: list[str] = []
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let cheap checks fail first. Those with a Ray of their own session come last: no other test runs beside it."""
-    items.sort(key=lambda item: ("ray_cluster" in item.fixturenames, item.get_closest_marker("slow") is not None))
+    rank = {folder: number for number, folder in enumerate(SLOW_FIRST)}
+
+    def order(item: pytest.Item) -> tuple[bool, bool, int]:
+        is_slow = item.get_closest_marker("slow") is not None
+        folder = "/".join(item.nodeid.split("/")[:2]).partition("::")[0]
+        return "ray_cluster" in item.fixturenames, is_slow, rank.get(folder, len(rank)) if is_slow else 0
+
+    items.sort(key=order)
+
+
+def cpu_s() -> float:
+    """Return the processor time of this process, and of those of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    begun_s = cpu_s()
+    try:
+        return (yield)
+    finally:
+        is_marked = any(item.get_closest_marker(name) for name in ("slow", "promise", "gpu"))
+        if (seconds := cpu_s() - begun_s) > MOST_CPU_S and not is_marked:
+            too_long[item.nodeid] = seconds
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until_s = float(os.environ.get(UNTIL_S, "inf"))
+    if time.monotonic() - BEGUN_S > until_s:
+        left_out.append(item.nodeid)
+        pytest.skip(f"left out: {until_s:.0f} s are over")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if too_long and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for nodeid, seconds in too_long.items():
+        terminalreporter.write_line(
+            f"{nodeid}: took {seconds:.1f} s of processor time, more than {MOST_CPU_S:g}; mark it slow, or promise"
+        )
+    if left_out:
+        terminalreporter.write_line(f"left out for time, {len(left_out)} tests:")
+        for nodeid in left_out:
+            terminalreporter.write_line(f"  {nodeid}")

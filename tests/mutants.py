@@ -250,7 +250,7 @@ def main() -> None:
     words = sys.argv[1:]
     chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
     survivors = []
-    with tempfile.TemporaryDirectory(prefix="rllm_gym_mutants_") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
         copy = Path(folder) / "checkout"
         copy_checkout(copy)
         for number, mutant in enumerate(chosen, start=1):

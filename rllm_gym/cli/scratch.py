@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "rllm_gym_"
+MARK = ".run"  # a file in it: a folder of the user's may have such a name, too
 # Younger ones may not be locked yet.
 MIN_AGE_S = 60.0
 # A socket's path holds 107 bytes at most, of which Ray takes so many below the temporary folder:
@@ -38,6 +39,7 @@ def temporary_folder(*, has_own_ray: bool) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    (folder / MARK).touch()
     before = {name: os.environ.get(name) for name in ("TMPDIR", "RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     if not has_own_ray or len(str(folder)) > MAX_PATH:
@@ -58,7 +60,8 @@ def temporary_folder(*, has_own_ray: bool) -> Iterator[Path]:
 
 def sweep(base: Path) -> None:
     """Remove the temporary folders whose owners have ended."""
-    for folder in base.glob(f"{PREFIX}*"):
+    for mark in base.glob(f"{PREFIX}*/{MARK}"):
+        folder = mark.parent
         with contextlib.suppress(OSError):  # another user's, or somebody else sweeps it
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

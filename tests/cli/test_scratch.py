@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm_gym.cli.scratch import MAX_PATH, MIN_AGE_S, temporary_folder
+from rllm_gym.cli.scratch import MAX_PATH, MIN_AGE_S, PREFIX, temporary_folder
 
 OWNER = """\
 import pathlib, sys, tempfile
@@ -45,7 +45,7 @@ def make_old(folder: Path) -> None:
 def test_what_a_killed_run_left_goes_at_the_next_start_and_a_live_ones_stays(base: Path) -> None:
     killed, its_folder = folder_of_owner(base)
     alive, other_folder = folder_of_owner(base)
-    other = base / "tmp_of_somebody_else"
+    other = base / f"{PREFIX}of_somebody_else"
     other.mkdir()
     try:
         killed.kill()
