@@ -116,6 +116,7 @@ def train(checked: Checked, *, storage: str, resume: bool, address: str | None, 
     )
     stopper.reporter = reporter
     memory = MemoryMeter()
+    say(f"{experiment.name}: starting Ray" if address is None else f"{experiment.name}: joining Ray at {address}")
     with ray_session(address, bundles_per_trial(checked), verbose=verbose):
         source = checked.config["env"] or checked.config.get("data")
         reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {storage}/{experiment.name}")

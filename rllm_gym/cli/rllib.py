@@ -108,6 +108,8 @@ def _train(
 
     written = check_written(experiment)
     check_storage(storage_path, experiment.name)
+    if not dry_run:
+        typer.echo(f"{experiment.name}: the file is in order; loading Ray, vLLM and DeepSpeed")
     prepare_driver(ray_address)
     from rllm_gym.cli.check import check_experiment
 

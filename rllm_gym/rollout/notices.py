@@ -1,4 +1,4 @@
-"""Lines that a runner has for the user while it samples, who does not see the logs of Ray's workers.
+"""Lines that Ray's workers have for the user, who does not see their logs: the phases of a run, a runner that waits.
 
 They go through the cluster's key-value store: a call of the runner would have to wait until the sampling is over.
 """
@@ -6,6 +6,7 @@ They go through the cluster's key-value store: a call of the runner would have t
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 
 from ray.experimental.internal_kv import (
@@ -17,6 +18,13 @@ from ray.experimental.internal_kv import (
 )
 
 NAMESPACE = "rllm_gym/notices"
+
+
+def tell(text: str) -> None:
+    """Give the user a line; nothing where no Ray runs."""
+    if _internal_kv_initialized():
+        key = f"{time.time():.6f}-{uuid.uuid4().hex}"  # in the order of time
+        _internal_kv_put(key, text, namespace=NAMESPACE)
 
 
 class NoticeHandler(logging.Handler):
@@ -31,9 +39,7 @@ class NoticeHandler(logging.Handler):
         self._who = who
 
     def emit(self, record: logging.LogRecord) -> None:
-        if _internal_kv_initialized():
-            key = f"{record.created:.6f}-{uuid.uuid4().hex}"  # in the order of time
-            _internal_kv_put(key, f"{self._who}: {record.getMessage()}", namespace=NAMESPACE)
+        tell(f"{self._who}: {record.getMessage()}")
 
 
 def take_notices() -> list[str]:

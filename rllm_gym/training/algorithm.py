@@ -24,11 +24,12 @@ from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.batch import SampleData, deal
 from rllm_gym.rollout.env_runner import SampleResult
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
+from rllm_gym.rollout.notices import tell
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
-from rllm_gym.training.split_evaluation import evaluate, evaluate_split
+from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import TaskSampler
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 
@@ -59,6 +60,7 @@ class LLMAlgorithm(Algorithm):
         self.environments = config.environments
         self._env_versions = [environment.version for environment in self.environments]
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
+        tell("building: the samplers with their engines, then the learners")
         super().setup(config)
         if self.env_runner_group is None:
             self.env_runner_group = NoEnvRunners()
@@ -126,7 +128,9 @@ class LLMAlgorithm(Algorithm):
         if self.training_iteration > 0 or not (config.evaluation_interval and config.evaluation_on_start):
             return
         if self.evaluation_on_start is None:
+            tell(f"evaluating before the first train step, on {', '.join(config.evaluation_splits)}")
             self.evaluation_on_start = self.evaluate()
+            tell(f"before training: {success_by_split(self.evaluation_on_start)}")
 
     def update(self, samples: Sequence[Sample], **settings: Any) -> list[Any]:
         """Train on samples, on all learners; returns their results.

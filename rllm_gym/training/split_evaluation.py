@@ -80,3 +80,9 @@ def evaluate_split(
     if len(schedules) > 1:
         metrics["by_env"] = metrics_by_env(episodes, failed, list(schedules))
     return metrics, episodes
+
+
+def success_by_split(evaluation: dict[str, Any]) -> str:
+    """Return an evaluation in words: "train 0.47  eval 0.41"."""
+    rates = {split: of for split, of in evaluation.items() if isinstance(of, dict) and split != ENV_RUNNER_RESULTS}
+    return "  ".join(f"{split} {of['success_rate']:.3f}" for split, of in rates.items() if "success_rate" in of)
