@@ -20,7 +20,7 @@ from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.checkpoints import resumed_alike
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
-from rllm_gym.options.methods import AgentEvolOptions
+from rllm_gym.options.each_method import AgentEvolOptions
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.types import Episode, Sample, TaskGroup
 

@@ -17,7 +17,7 @@ from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.options.methods import DPOOptions
+from rllm_gym.options.each_method import DPOOptions
 from rllm_gym.training.sample_maker import SampleMaker, json_files, kind_of
 from rllm_gym.types import Sample
 

@@ -12,7 +12,7 @@ from rllm_gym.algorithms.functional import group_relative_advantage, soft_overlo
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.options.methods import GRPOOptions
+from rllm_gym.options.each_method import GRPOOptions
 from rllm_gym.training.rollouts import Rollouts
 
 PRESETS: dict[str, dict[str, Any]] = {

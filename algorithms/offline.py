@@ -18,7 +18,7 @@ from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
-from rllm_gym.options.methods import OfflineOptions
+from rllm_gym.options.each_method import OfflineOptions
 from rllm_gym.rollout.environments import item_ids_of
 from rllm_gym.rollout.expert import ExpertPlayer, play_experts
 from rllm_gym.tokens import ChatTokenizer

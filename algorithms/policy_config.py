@@ -5,7 +5,7 @@ from __future__ import annotations
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.options.methods import PolicyGradientOptions
+from rllm_gym.options.each_method import PolicyGradientOptions
 from rllm_gym.training.config import LLMConfig
 
 

@@ -19,7 +19,7 @@ from rllm_gym.learner.critic import ActorCriticModule, CriticModule
 from rllm_gym.learner.deepspeed import Forward
 from rllm_gym.learner.deepspeed_config import merge
 from rllm_gym.learner.rl_module import LLMModule
-from rllm_gym.options.methods import PPOOptions
+from rllm_gym.options.each_method import PPOOptions
 from rllm_gym.training.rollouts import Rollouts
 
 CRITIC_SUFFIX = "_critic"

@@ -9,7 +9,7 @@ from rllm_gym.algorithms.functional import discounted_return, group_relative_adv
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError
-from rllm_gym.options.methods import ReinforcePPOptions
+from rllm_gym.options.each_method import ReinforcePPOptions
 from rllm_gym.training.rollouts import Rollouts
 
 

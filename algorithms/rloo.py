@@ -8,7 +8,7 @@ from ray.rllib.utils.annotations import override
 from rllm_gym.algorithms.functional import leave_one_out_advantage
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
-from rllm_gym.options.methods import RLOOOptions
+from rllm_gym.options.each_method import RLOOOptions
 from rllm_gym.training.rollouts import Rollouts
 
 

@@ -15,8 +15,8 @@ from rllm_gym.algorithms import RLLIBS, GRPOConfig
 from rllm_gym.algorithms.registry import ALGORITHMS, get_algorithm_class
 from rllm_gym.errors import ConfigError
 from rllm_gym.options import UNSET, options_of, table_of, unknown_option
-from rllm_gym.options.methods import TABLES, GRPOOptions
-from rllm_gym.options.rllib import ALIASES, UNUSED
+from rllm_gym.options.each_method import TABLES, GRPOOptions
+from rllm_gym.options.from_rllib import ALIASES, UNUSED
 from rllm_gym.options.values import describe, value_fault
 
 METHODS = list(ALGORITHMS)

@@ -329,6 +329,7 @@ def test_an_interrupted_training_does_not_go_on_with_other_settings(tmp_path):
         training.check_settings(tmp_path, Settings(lr=2e-3))
 
 
+@pytest.mark.slow
 def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypatch, one_thread):
     class InterruptionError(Exception):
         pass
@@ -387,6 +388,7 @@ def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypa
 # What it can do.
 
 
+@pytest.mark.slow
 def test_the_model_solves_some_tasks_and_leaves_room(one_thread):
     engine = TransformersEngine(str(TINY_MODEL_DIR))
     score = evaluate(engine, TINY_MODEL_DIR, "TextCraft depth 1, train", max_tasks=12)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.options import UNSET, options_of
-from rllm_gym.options.common import CommonOptions
-from rllm_gym.options.methods import TABLES, OfflineOptions, PolicyGradientOptions
-from rllm_gym.options.rllib import UNUSED
+from rllm_gym.options.each_method import TABLES, OfflineOptions, PolicyGradientOptions
+from rllm_gym.options.every_method import CommonOptions
+from rllm_gym.options.from_rllib import UNUSED
 from rllm_gym.options.values import describe
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"

@@ -12,8 +12,8 @@ from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
 from rllm_gym.cli.sweeps import SCHEDULERS, candidates, combinations, find_samplers, is_sampler, sampler_fault
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options import UNSET, options_of, table_of, unknown_option
-from rllm_gym.options.rllib import ALIASES
-from rllm_gym.options.types import Count, CountOrZero
+from rllm_gym.options.bounds import Count, CountOrZero
+from rllm_gym.options.from_rllib import ALIASES
 from rllm_gym.options.values import type_fault
 from rllm_gym.registration import normalize_env_id
 from rllm_gym.rollout.environments import (

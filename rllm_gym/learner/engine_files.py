@@ -27,6 +27,7 @@ def load_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: Mut
     """
     for module_id, engine in engines.items():
         path = f"{folder}/{module_id}"
+        settings = [_settings_of(group) for group in engine.basic_optimizer.param_groups]
         try:
             loaded, client_state = engine.load_checkpoint(path, tag=CHECKPOINT_TAG)
         except Exception as error:  # DeepSpeed raises anything from AssertionError to KeyError here
@@ -34,6 +35,15 @@ def load_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: Mut
         if loaded is None:
             raise RllmGymError(_cannot_load(path))
         num_skipped_steps[module_id] = client_state[SKIPPED]
+        # The configuration says how it goes on, not the checkpoint; but a schedule goes on where it was.
+        for group, configured in zip(engine.basic_optimizer.param_groups, settings, strict=True):
+            kept = ("lr", "initial_lr") if engine.lr_scheduler is not None else ()
+            group.update({name: value for name, value in configured.items() if name not in kept})
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter group's learning rate, betas and so on."""
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _cannot_load(path: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from typing_extensions import Doc
 
 from rllm_gym.errors import nearest
-from rllm_gym.options.rllib import UNUSED
+from rllm_gym.options.from_rllib import UNUSED
 
 UNSET: Any = object()  # of an option whose default is RLlib's
 
@@ -79,6 +79,6 @@ def unknown_option(name: str, options: typing.Collection[str]) -> str | None:
 
 def table_of(method: str) -> Any:
     """Return the options' table of a method that ships, by its name; None for another."""
-    from rllm_gym.options.methods import TABLES
+    from rllm_gym.options.each_method import TABLES
 
     return TABLES.get(method)

@@ -17,7 +17,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
-from rllm_gym.options.common import CommonOptions
+from rllm_gym.options.every_method import CommonOptions
 from rllm_gym.rollout.engines import check_engine
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.rollout.environments import EnvironmentSpec, environments_of

@@ -13,7 +13,7 @@ from ray.rllib.utils.annotations import override
 
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options import UNSET, options_of
-from rllm_gym.options.rllib import UNUSED
+from rllm_gym.options.from_rllib import UNUSED
 from rllm_gym.options.values import value_fault
 
 SET_BY_VALIDATE = ("action_space", "observation_space", "simple_optimizer")  # ours and RLlib's

@@ -158,14 +158,14 @@ def test_remax_compares_with_the_greedy_episode_of_the_task_and_drops_tasks_with
     samples = [sample_of((1, reward), group=group) for group, reward in enumerate((1.0, 0.0, 0.5))]
     asked = []
 
-    def sample(groups, *, max_episode_steps, greedy):
-        asked.append(([(group.key, group.item_id, group.size) for group in groups], max_episode_steps, greedy))
+    def sample(groups, *, max_episode_steps, params):
+        asked.append(([(g.key, g.item_id, g.size) for g in groups], max_episode_steps, params.temperature))
         return [played_episode(tasks[2], 0.5), played_episode(tasks[0], 0.25)], []  # task 7's environment failed
 
     algo.sample = sample
     assert algo.advantage(Rollouts(samples)).tolist() == [0.75, 0.0, 0.0]  # 9: equal, no signal
     played = [((0, 0, 4), "task 4", 1), ((0, 0, 7), "task 7", 1), ((0, 0, 9), "task 9", 1)]
-    assert asked == [(played, {"TextCraft-v0": 3}, True)]
+    assert asked == [(played, {"TextCraft-v0": 3}, 0.0)]
 
 
 def test_overlong_episodes_are_left_out_of_the_loss_but_count_in_their_group():

@@ -51,6 +51,7 @@ def test_the_documented_pandas_line_gives_a_frame_of_all_records(run):
     assert list(frame.error.dropna()) == ["boom"] * 4
 
 
+@pytest.mark.slow
 def test_the_documented_ray_data_line_gives_all_records(run, ray_cluster):
     rows = documented_line("With Ray Data", run)["dataset"].take_all()
     assert sorted(row["episode_id"] for row in rows) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]

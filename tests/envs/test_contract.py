@@ -105,6 +105,7 @@ def test_the_same_seed_gives_the_same_episode_in_new_and_used_environments(env_i
     assert play(make(env_id), 7) == first
 
 
+@pytest.mark.slow
 def test_a_seed_and_the_item_it_drew_give_the_same_episode_whatever_the_split(env_id):
     for seed in range(11, 16):
         drawn = play(make(env_id), seed)
@@ -201,6 +202,7 @@ def anonymous_kb():
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
+@pytest.mark.slow
 def test_resets_grow_memory_by_under_a_kilobyte_each(env_id):
     env = make(env_id)
     num_resets = NUM_RESETS.get(env_id, 10_000)

@@ -73,6 +73,7 @@ def follow_expert(env, max_turns=200):
 # Items.
 
 
+@pytest.mark.slow
 def test_the_table_of_tasks_is_the_packages(env):
     from scienceworld.constants import ID2TASK
 
@@ -185,6 +186,7 @@ def test_a_reload_equals_a_first_load(env):
     assert [play(env, item) for item in ITEMS[3::-1]] == first[::-1]
 
 
+@pytest.mark.slow
 def test_eight_threads_see_what_one_sees():
     def run(item):
         env = SciWorldEnv(split="all")
@@ -451,6 +453,7 @@ def test_the_experts_next_action(history, wanted):
     assert next_action(PATH, HALL, history) == wanted
 
 
+@pytest.mark.slow
 def test_resets_free_the_environments_before(env):
     begin(env, FIND)
     java_lang = env._simulation._jvm._gateway.jvm.java.lang

@@ -127,6 +127,7 @@ def names(folder):
     return {path.name for path in (folder / "games").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_game_is_the_same_when_it_is_made_anew(no_games):
     before = solve(env := TextWorldEnv(), HATCH)
     folder = no_games()
@@ -136,6 +137,7 @@ def test_a_game_is_the_same_when_it_is_made_anew(no_games):
     env.close()
 
 
+@pytest.mark.slow
 def test_only_the_games_used_last_are_kept_and_none_after_the_last_close(no_games, monkeypatch):
     monkeypatch.setattr(games, "MAX_KEPT_GAMES", 2)
     keeper = Game(1, 0)
@@ -148,6 +150,7 @@ def test_only_the_games_used_last_are_kept_and_none_after_the_last_close(no_game
     assert not folder.exists() and games._server is None
 
 
+@pytest.mark.slow
 def test_resets_keep_the_files_and_nothing_is_written_elsewhere(no_games, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -160,6 +163,7 @@ def test_resets_keep_the_files_and_nothing_is_written_elsewhere(no_games, tmp_pa
     env.close()
 
 
+@pytest.mark.slow
 def test_a_forked_process_begins_its_own_games_and_leaves_its_parents_alone():
     env = TextWorldEnv()
     begin(env, HATCH)

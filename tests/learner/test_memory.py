@@ -50,6 +50,7 @@ def measure(folder: str, num_sampled: int) -> dict[str, float]:
     return {**metrics, "extra_mb": resident_memory_mb("VmHWM") - before_mb}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_sampled", [800, NUM_TOKENS - 1])
 def test_training_at_4k_context_takes_less_memory_than_full_logits(tmp_path, num_sampled):
     command = [sys.executable, "-m", __name__, str(tmp_path), str(num_sampled)]

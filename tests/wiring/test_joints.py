@@ -173,3 +173,28 @@ def test_a_resumed_run_takes_the_same_next_step(ray_cluster, tiny_model, tmp_pat
             assert {k: v for k, v in learner.items() if not k.endswith("_s")} == {
                 k: v for k, v in before.items() if not k.endswith("_s")
             }
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2])
+def test_a_resumed_run_takes_the_options_that_it_is_given_now(ray_cluster, tiny_model, tmp_path, zero_stage):
+    with run(tiny_model, zero_stage=zero_stage) as first:
+        path = first.algo.save_to_path(str(tmp_path / "checkpoint"))
+    changed = {"lr": 5e-3, "weight_decay": 0.3, "adam_betas": [0.5, 0.6]}
+    with run(tiny_model, zero_stage=zero_stage, steps=0, **changed) as resumed:
+        resumed.algo.restore_from_path(path)
+        before = resumed.weights
+        resumed.algo.train()
+        assert (resumed.optimizer["lr"], resumed.optimizer["weight_decay"]) == (5e-3, 0.3)
+        assert tuple(resumed.optimizer["betas"]) == (0.5, 0.6)
+        after = resumed.weights
+        # Adam moves most weights by about its learning rate.
+        assert max(float(np.abs(after[name] - before[name]).max()) for name in after) > 3e-3
+
+
+def test_the_module_of_a_policy_is_at_hand_with_its_weights(ray_cluster, tiny_model):
+    with run(tiny_model) as found:
+        module = found.algo.get_module()
+        state = {name: torch.as_tensor(value) for name, value in module.get_state(inference_only=True).items()}
+        assert state.keys() == found.weights.keys()
+        assert all(np.array_equal(value.float().numpy(), found.weights[name]) for name, value in state.items())
+        assert found.algo.get_module("nobody") is None

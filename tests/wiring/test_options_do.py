@@ -22,7 +22,7 @@ from ray.tune.trainable import trainable
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import RllmGymError
 from rllm_gym.options import options_of
-from rllm_gym.options.methods import TABLES
+from rllm_gym.options.each_method import TABLES
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from tests.conftest import CHATML
 from tests.wiring.harness import Maze, Run, run

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from typing_extensions import Doc, TypedDict
 
-from rllm_gym.options.types import Count, CountOrZero, NonNegative, Positive
+from rllm_gym.options.bounds import Count, CountOrZero, NonNegative, Positive
 
 Callback = Callable | list[Callable] | None
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import Doc
 
-from rllm_gym.options.rllib import RLlibOptions
-from rllm_gym.options.types import Count, CountOrZero, Fraction, NonNegative, Positive
+from rllm_gym.options.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
+from rllm_gym.options.from_rllib import RLlibOptions
 from rllm_gym.types import Engine
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import Doc
 
-from rllm_gym.options.common import CommonOptions
-from rllm_gym.options.types import Count, CountOrZero, Finite, Fraction, NonNegative, Positive
+from rllm_gym.options.bounds import Count, CountOrZero, Finite, Fraction, NonNegative, Positive
+from rllm_gym.options.every_method import CommonOptions
 
 
 class PolicyGradientOptions(CommonOptions):
