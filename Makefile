@@ -75,12 +75,12 @@ lint: install
 # pytest prints the slowest tests (pyproject.toml).
 NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
-	$(VENV)/bin/python -m pytest -m "not slow$(NO_GPU)"
+	$(VENV)/bin/python -m pytest -m "(not slow or promise)$(NO_GPU)"
 
 test-all: test slow-tests
 
 slow-tests: install
-	$(VENV)/bin/python -m pytest -m "slow$(NO_GPU)"
+	$(VENV)/bin/python -m pytest -m "slow and not promise$(NO_GPU)"
 
 # Plants faults, and prints those that no test notices: an hour.
 mutants: install

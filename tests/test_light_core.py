@@ -54,6 +54,7 @@ def megabytes(paths):
     return sum(file.stat().st_size for file in files) / 1e6
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_textcraft_plays_at_once_and_little_is_installed(venv):
     run([venv / "bin/python", ROOT / ".ci/smoke_test.py"], venv)

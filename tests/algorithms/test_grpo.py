@@ -17,6 +17,7 @@ from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.promise
 def test_it_learns_to_say_the_word(tiny_model, build):
     algo = build(toy_config(tiny_model, lr=3e-3))
     returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(30)]
@@ -24,6 +25,7 @@ def test_it_learns_to_say_the_word(tiny_model, build):
     assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.25
 
 
+@pytest.mark.promise
 def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, tmp_path):
     scaling = {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 3}
     config = toy_config(tiny_model, env_config={"num_turns": 2}, max_episode_steps=None, scaling_inter=scaling)
@@ -55,6 +57,7 @@ def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, 
     assert equal(straight, module_weights(algo))
 
 
+@pytest.mark.promise
 def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(tiny_model, build):
     scaling = {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 1}
     config = toy_config(tiny_model, env_config={"num_turns": 3}, max_episode_steps=None, scaling_inter=scaling)

@@ -68,6 +68,7 @@ def trials(folder: Path) -> list[Path]:
     return sorted(path.parent for path in (folder / "runs" / "e2e").glob("*/params.json"))
 
 
+@pytest.mark.promise
 def test_a_run_leaves_its_files(folder: Path) -> None:
     run_folder = folder / "runs" / "e2e"
     trial = trials(folder)[0]
@@ -116,6 +117,7 @@ def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> Non
     assert checkpoint.training_iteration == read_results(trials(folder)[-1])[-1]["training_iteration"] < 10
 
 
+@pytest.mark.promise
 def test_a_killed_driver_leaves_every_result_that_it_has_shown(folder: Path) -> None:
     with subprocess.Popen(
         command("rllib", "train", "file", write_experiment(folder, 500)),
