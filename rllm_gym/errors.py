@@ -38,6 +38,10 @@ class StorageError(RllmGymError, OSError):
     """What a run leaves cannot be written: its folder was deleted, or the disk is full. The message is one line."""
 
 
+class LearnerDiedError(RllmGymError):
+    """A remote learner died, and its part of the training state with it. The message is one line."""
+
+
 class TrajectoryError(RllmGymError, ValueError):
     """A trajectory file or folder cannot be read or written: damaged, of another schema version, or in use."""
 

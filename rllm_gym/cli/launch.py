@@ -27,12 +27,16 @@ from rllm_gym.cli.storage import is_remote
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
 from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.cli.written import flat_keys
-from rllm_gym.errors import ConfigError, StorageError
+from rllm_gym.errors import ConfigError, LearnerDiedError, StorageError
 
 ERROR_LINES = 15
-STORAGE_ERROR = f"{StorageError.__module__}.{StorageError.__qualname__}: "
+# Errors whose message says all, without the traceback.
+SAYS_ALL = re.compile(
+    "|".join(re.escape(f"{error.__module__}.{error.__qualname__}: ") for error in (StorageError, LearnerDiedError))
+)
 NO_FOLDER = "Unable to set up cluster storage"  # what Ray says where its mark in the run's folder is missing
-NO_STORAGE = re.compile(rf"^{re.escape(STORAGE_ERROR)}|No space left on device|Disk quota exceeded")
+ACTOR_DIED = "ray.exceptions.ActorDiedError: "
+NO_STORAGE = re.compile(r"No space left on device|Disk quota exceeded")
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)(:|$)")
 
 
@@ -248,7 +252,7 @@ def describe_summary(summary: dict[str, Any]) -> str:
 def describe_error(folder: Path, staged: str | None = None) -> str:
     """Return a failed trial's error: its last exception first, then the end of the traceback.
 
-    Where the disk was full or the folder lost, the line alone.
+    Where a process died, the disk was full or the folder lost, the line alone.
 
     Args:
         folder: the trial's.
@@ -267,7 +271,12 @@ def describe_error(folder: Path, staged: str | None = None) -> str:
         )
     # The message may have several lines: it begins at the last line that is not indented and names an exception.
     start = next((k for k in range(len(lines) - 1, -1, -1) if EXCEPTION.match(lines[k])), len(lines) - 1)
-    if NO_STORAGE.search(lines[start]):
-        return f"failed: {lines[start].removeprefix(STORAGE_ERROR)}"
+    if SAYS_ALL.match(lines[start]) or NO_STORAGE.search(lines[start]):
+        return f"failed: {SAYS_ALL.sub('', lines[start], count=1)}"
+    if lines[start].startswith(ACTOR_DIED) and "ray::" not in text:  # no process of the trial says it, but Ray of it
+        return (
+            "failed: the trial's main process died: killed from outside, for want of memory, or by native code. "
+            "Go on from the last checkpoint with --resume."
+        )
     tail = "\n".join(f"    {line}" for line in lines[-ERROR_LINES:])
     return f"failed: {lines[start]}\n{tail}\nthe whole error is in {folder / 'error.txt'}"

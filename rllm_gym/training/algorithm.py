@@ -26,6 +26,7 @@ from rllm_gym.rollout.env_runner import SampleResult
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
 from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.learner_deaths import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
@@ -163,7 +164,7 @@ class LLMAlgorithm(Algorithm):
 
     def on_all_learners(self, function: Callable[[Any], Any]) -> list[Any]:
         """Call a function on every learner; raises what a learner raised."""
-        return [result.get() for result in self.learner_group.foreach_learner(function)]
+        return answers(self.learner_group.foreach_learner(function, healthy_only=False))
 
     def sync_weights(self) -> None:
         """Give the learners' weights to the samplers, and wait until they have them."""
@@ -302,7 +303,8 @@ class LLMAlgorithm(Algorithm):
 
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
-        result = super().step()
+        with learner_deaths(self):
+            result = super().step()
         if "evaluation" in result and self.evaluation_on_start is not None:
             result["evaluation_on_start"] = self.evaluation_on_start
         if FAULT_TOLERANCE_STATS in result:
@@ -368,9 +370,10 @@ class LLMAlgorithm(Algorithm):
 
     @override(Checkpointable)
     def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
-        path = super().save_to_path(path, **kwargs)
-        # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
-        self.on_all_learners(lambda learner: learner.save_engines(f"{path}/deepspeed"))
+        with learner_deaths(self):
+            path = super().save_to_path(path, **kwargs)
+            # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
+            self.on_all_learners(lambda learner: learner.save_engines(f"{path}/deepspeed"))
         write_manifest(Path(path), training_iteration=self.training_iteration)  # last: it says that all is there
         return path
 

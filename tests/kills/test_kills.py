@@ -1,0 +1,198 @@
+"""Whatever of a run is killed, and whenever: it goes on or is resumed, and no episode is lost, doubled or made up.
+
+`KILL_SEED` draws other moments. A failing test prints its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ray.cluster_utils import Cluster
+
+from rllm_gym.data.records import EpisodeRecord
+from tests.kills.harness import MARK, SEED, Moment, Run, await_end, draw_moment, end_marked, run
+from tests.needs import skip_without
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NUM_STEPS = 5
+STORE_BYTES = 150 * 2**20
+
+
+def say(kind: str, moment: Moment) -> None:
+    print(f"KILL_SEED={SEED}: {kind} killed {moment}")  # pytest shows it where the test fails
+
+
+def as_trained(episodes: list[EpisodeRecord]) -> list[dict]:
+    """Return episodes without what a clock has measured, in an order that does not depend on the files."""
+    found = [episode.model_dump(exclude={"timings"}) for episode in episodes]
+    return sorted(found, key=lambda episode: (episode["train_step"], episode["episode_id"]))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that nothing has happened to."""
+    with run(tmp_path_factory.mktemp("straight"), NUM_STEPS) as found:
+        found.start()
+        found.assert_goes_on()
+        assert any(turn.reward for episode in found.episodes() for turn in episode.turns)
+        yield found
+
+
+def assert_equal(found: Run, straight: Run) -> None:
+    """Two runs have ended with the same weights, bit for bit, by way of the same episodes."""
+    assert as_trained(found.episodes()) == as_trained(straight.episodes())
+    weights, expected = found.weights(), straight.weights()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_a_killed_driver_is_resumed_bit_for_bit(tmp_path: Path, straight: Run) -> None:
+    moment = draw_moment("driver", NUM_STEPS)
+    say("driver", moment)
+    with run(tmp_path, NUM_STEPS) as killed:
+        killed.start()
+        killed.await_moment(moment)
+        killed.process.kill()
+        killed.wait()
+        await_end(killed.mark)
+        killed.age_temporary_folders()
+        killed.start("--resume")
+        killed.assert_goes_on()
+        assert_equal(killed, straight)
+
+
+def test_a_killed_main_process_of_a_trial_is_one_line_and_is_resumed_bit_for_bit(tmp_path: Path, straight: Run) -> None:
+    moment = draw_moment("trainer", NUM_STEPS)
+    say("trainer", moment)
+    with run(tmp_path, NUM_STEPS) as killed:
+        killed.start()
+        killed.kill("trainer", moment)
+        assert killed.wait() == 1
+        assert_one_line(killed, "failed: the trial's main process died")
+        killed.age_temporary_folders()
+        killed.start("--resume")
+        killed.assert_goes_on()
+        assert_equal(killed, straight)
+
+
+def test_a_killed_learner_is_one_line_and_the_run_is_resumed(tmp_path: Path) -> None:
+    moment = draw_moment("learner", NUM_STEPS)
+    say("learner", moment)
+    with run(tmp_path, NUM_STEPS, num_learners=2) as killed:
+        killed.start()
+        killed.kill("learner", moment)
+        assert killed.wait() == 1
+        assert_one_line(killed, "failed: GRPO: a learner died")
+        killed.age_temporary_folders()
+        killed.start("--resume")
+        killed.assert_goes_on()
+
+
+def assert_one_line(killed: Run, begin: str) -> None:
+    """The run has said once what was wrong, and that it can be resumed; without a traceback."""
+    [line] = [line for line in killed.output.splitlines() if line.startswith("failed: ")]
+    assert line.startswith(begin)
+    assert "--resume" in line
+    assert "Traceback" not in killed.output
+
+
+def test_a_killed_env_runner_with_its_engine_is_replaced(tmp_path: Path) -> None:
+    moment = draw_moment("runner", NUM_STEPS)
+    say("runner", moment)
+    options = {"engine": "vllm", "engine_options": {"kv_cache_memory_bytes": 2**26}}
+    with run(tmp_path, NUM_STEPS, **options) as killed:
+        killed.start()
+        pid = killed.kill("runner", moment)
+        killed.await_(lambda: [p for p in killed.victims("runner") if p.pid != pid], "another runner")
+        killed.assert_goes_on()
+        assert killed.rows()[-1]["fault_tolerance"]["num_groups_killed_runners"] == 0
+        assert not any(episode.end_reason == "error" for episode in killed.episodes())
+
+
+def test_environments_whose_processes_are_killed_play_their_episodes_again(tmp_path: Path) -> None:
+    """The replies are the same to each of a group: so are its episodes, whatever befell one of them."""
+    for what in ("java", "browser", "textworld"):
+        skip_without(what)
+    rng = random.Random(f"{SEED} environments")
+    kinds = ["jvm", "browser", "game"]
+    rng.shuffle(kinds)
+    moments = [Moment(k + 1, "sampling", round(rng.random(), 3)) for k in range(3)]
+    environments = [
+        {"id": "rllm_gym/SciWorld-v0", "env_config": {"tasks": ["find-plant"], "system_prompt": ""}},
+        {"id": "rllm_gym/TextWorld-v0", "env_config": {"levels": [1], "system_prompt": ""}},
+        {
+            "id": "rllm_gym/MiniWoB-v0",
+            "env_config": {"item_ids": ["miniwob_click-tab"], "max_observation_tokens": 256, "system_prompt": ""},
+        },
+    ]
+    options = {
+        "env": environments,
+        "env_config": {},
+        "engine": "scripted",
+        "engine_options": {"replies": "tests.kills.replies:reply"},
+        "groups_per_step": 6,
+        "group_size": 2,
+        "num_envs_per_env_runner": 12,
+        "num_env_workers": 4,
+        "max_model_len": 4096,
+        "max_episode_steps": 3,
+    }
+    with run(tmp_path, NUM_STEPS, **options) as killed:
+        killed.start()
+        for kind, moment in zip(kinds, moments, strict=True):
+            say(kind, moment)
+            killed.kill(kind, moment)
+        killed.assert_goes_on()
+        groups: dict[tuple, list[EpisodeRecord]] = {}
+        for episode in killed.episodes():
+            assert episode.end_reason != "error", episode.error
+            groups.setdefault(tuple(episode.group), []).append(episode)
+        for episodes in groups.values():
+            said = [[(turn.observation_ids, turn.action_ids, turn.reward) for turn in e.turns] for e in episodes]
+            assert said == said[:1] * len(said)
+
+
+@contextlib.contextmanager
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray whose head has the main process's place; nothing of it is left over, nor of a node that was killed."""
+    mark, temp = uuid.uuid4().hex, Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
+    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv("RAY_TMPDIR", str(temp))
+    head = {"num_cpus": 1, "resources": {"main": 1}, "object_store_memory": STORE_BYTES}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield nodes
+        nodes.shutdown()
+        await_end(mark)
+    finally:
+        nodes.shutdown()
+        end_marked(mark)
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def test_a_killed_node_s_runner_comes_back_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = draw_moment("node", NUM_STEPS)
+    say("node", moment)
+    options = {
+        "custom_resources_for_main_process": {"main": 1},
+        "custom_resources_per_env_runner": {"sampler": 1},
+    }
+    with cluster(monkeypatch) as nodes:
+        sampler = nodes.add_node(num_cpus=1, resources={"sampler": 1}, object_store_memory=STORE_BYTES)
+        with run(tmp_path, NUM_STEPS, "--ray-address", nodes.address, **options) as killed:
+            killed.start()
+            killed.await_moment(moment)
+            sampler.kill_raylet(check_alive=False, allow_graceful=False)
+            nodes.add_node(num_cpus=1, resources={"sampler": 1}, object_store_memory=STORE_BYTES)
+            killed.assert_goes_on()
+            assert not any(episode.end_reason == "error" for episode in killed.episodes())
