@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from rllm_gym.envs.text_space import UnicodeText
 from rllm_gym.errors import ConfigError, nearest
@@ -79,6 +81,9 @@ class StepResult(NamedTuple):
     is_truncated: bool = False
 
 
+_TO_WRITE = ("_split_indices", "_reset_item", "_act", "category")
+
+
 class TextEnv(gymnasium.Env[str, str]):
     """An environment of numbered tasks ("items") that is read and acted on in plain text.
 
@@ -101,15 +106,18 @@ class TextEnv(gymnasium.Env[str, str]):
             list or a file as for `item_ids`, or "train", "eval" or "all" for the environment's own. No split but
             "train" may have an item of "train", which is the environment's own where it is left out.
         system_prompt: replaces the environment's instruction; "" means that there is none.
+        render_mode: "ansi" lets `render` return the episode so far as text: what the environment says, and between it
+            what the model wrote, each line of it behind "> ". Some environments have "rgb_array", too.
 
     Raises:
-        ConfigError: an unknown split or item id, a file that cannot be read, a split with an item of "train", or
-            nothing left to draw from.
+        ConfigError: an unknown split, item id or render mode, a file that cannot be read, a split with an item of
+            "train", or nothing left to draw from; or the subclass lacks something.
     """
 
     name: str = ""
     num_items: int = 0
     default_system_prompt: str = ""
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(
         self,
@@ -118,13 +126,22 @@ class TextEnv(gymnasium.Env[str, str]):
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
+        self._check_subclass()
         self.observation_space = UnicodeText(MAX_TEXT_CHARS)
         self.action_space = UnicodeText(MAX_TEXT_CHARS)
         if not isinstance(system_prompt, str | None):
             raise ConfigError(
                 f'{self._who}: system_prompt must be a text; got {system_prompt!r}. Put it in quotes; "" is none.'
             )
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            modes = ", ".join(map(repr, self.metadata["render_modes"]))
+            raise ConfigError(
+                f"{self._who}: render_mode must be None or one of {modes}; got {render_mode!r}. Choose one of these."
+            )
+        self.render_mode = render_mode
+        self._transcript: list[str] = []  # of the episode, with render_mode="ansi"
         self.system_prompt = self.default_system_prompt if system_prompt is None else system_prompt
         self.split = split if split is not None else "train" if item_ids is None else "all"
         self.is_success = False
@@ -154,6 +171,10 @@ class TextEnv(gymnasium.Env[str, str]):
     def expert_action(self) -> str:
         """Return what an expert would write next; it changes nothing, and never raises after a reset."""
         raise NotImplementedError(f"{type(self).__name__} has no expert.")
+
+    def _picture(self) -> npt.NDArray[np.uint8]:
+        """Return what `render` returns where the metadata have "rgb_array"."""
+        raise NotImplementedError
 
     # What it gets.
 
@@ -193,13 +214,26 @@ class TextEnv(gymnasium.Env[str, str]):
         drawn = self._selection[int(self.np_random.random() * len(self._selection))]
         self._index = drawn if asked is None else asked
         self.is_success = self.is_invalid_action = False
-        return self._reset_item(self._index), self._info()
+        observation = self._reset_item(self._index)
+        if self.render_mode == "ansi":
+            self._transcript = [self.system_prompt, observation] if self.system_prompt else [observation]
+        return observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take what the model wrote; info is that of the class docstring."""
         result = self._act(action)
         self.is_invalid_action = result.is_invalid
+        if self.render_mode == "ansi":
+            self._transcript += [indent(action, "> ", lambda line: True), result.reply]
         return result.reply, result.reward, result.is_over, result.is_truncated, self._info()
+
+    def render(self) -> str | npt.NDArray[np.uint8] | None:  # type: ignore[override]
+        """Return the episode so far as text, or a picture of it, as `render_mode` says; None without one."""
+        if self.render_mode is None:
+            return None
+        if self._index is None:
+            raise gymnasium.error.ResetNeeded(f"{self._who}: render comes after reset; got a render before any. Reset.")
+        return "\n\n".join(self._transcript) if self.render_mode == "ansi" else self._picture()
 
     def _info(self) -> dict[str, Any]:
         return {
@@ -208,6 +242,16 @@ class TextEnv(gymnasium.Env[str, str]):
             "is_success": self.is_success,
             "is_invalid_action": self.is_invalid_action,
         }
+
+    def _check_subclass(self) -> None:
+        """Say what an author has forgotten."""
+        missing = [key for key in _TO_WRITE if getattr(type(self), key) is getattr(TextEnv, key)]
+        missing += [key for key in ("name", "num_items") if not getattr(self, key)]
+        if missing:
+            raise ConfigError(
+                f"{self._who}: a TextEnv needs {', '.join(_TO_WRITE)}, name and num_items; got none of "
+                f"{', '.join(missing)}. Write them; the docstring of TextEnv says what each is."
+            )
 
     @property
     def _who(self) -> str:

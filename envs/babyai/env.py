@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +13,6 @@ from rllm_gym.envs.babyai.expert import advise
 from rllm_gym.envs.babyai.levels import GROUPS, KEY_IN_BOX, LEVELS, make_level
 from rllm_gym.envs.babyai.view import View, describe, look
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
-from rllm_gym.errors import ConfigError
 
 NUM_ITEMS = 10_000  # 250 seeds of each level; AgentGym's own data ends at item 899
 NUM_EVAL_ITEMS = 90  # as many as in AgentGym-RL, arXiv:2509.08755
@@ -89,37 +87,32 @@ class BabyAIEnv(TextEnv):
 
     Args:
         levels: restricts draws to this level, a number from 1 to 40, or to one of these.
-        render_mode: "rgb_array" lets `render` draw the whole grid, with what the agent sees lighter.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
+        render_mode: "ansi", see `TextEnv`; "rgb_array" draws the whole grid, with what the agent sees lighter.
 
     Raises:
-        ConfigError: see `TextEnv`; an unknown level; another render mode; or, at the first reset, minigrid is not
+        ConfigError: see `TextEnv`; an unknown level; or, at the first reset, minigrid is not
             installed.
     """
 
     name = "babyai"
     num_items = NUM_ITEMS
     default_system_prompt = SYSTEM_PROMPT
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012  (Gymnasium's form)
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(
         self,
         *,
         levels: int | Sequence[int] | None = None,
-        render_mode: str | None = None,
         split: str | None = None,
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
-        if render_mode not in (None, "rgb_array"):
-            raise ConfigError(
-                f'BabyAIEnv: render_mode must be None or "rgb_array"; got {render_mode!r}. Choose one of these.'
-            )
-        self.render_mode = render_mode
         known = range(1, len(LEVELS) + 1)
         self._levels = restrict(f"BabyAIEnv: levels must be numbers from 1 to {len(LEVELS)}", levels, known)
         self._level: Any = None
@@ -128,7 +121,9 @@ class BabyAIEnv(TextEnv):
         self._has_seen = bytearray()  # by cell of the grid: what the expert may know
         self._is_over = False
         self._is_truncated = False
-        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(
+            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
+        )
 
     def _split_indices(self, split: str) -> Sequence[int]:
         first = NUM_ITEMS - NUM_EVAL_ITEMS
@@ -172,11 +167,7 @@ class BabyAIEnv(TextEnv):
         thought, action = advise(self._level, self._has_seen, self._offers.moves, toggles_boxes=self._toggles_boxes)
         return f"Thought: {thought}\nAction: {action}"
 
-    def render(self) -> npt.NDArray[np.uint8] | None:  # type: ignore[override]
-        if self.render_mode is None:
-            return None
-        if self._level is None:
-            raise gymnasium.error.ResetNeeded("BabyAIEnv: render comes after reset; got a render before any. Reset.")
+    def _picture(self) -> npt.NDArray[np.uint8]:
         return self._level.get_frame()
 
     @property

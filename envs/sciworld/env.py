@@ -82,6 +82,7 @@ class SciWorldEnv(TextEnv):
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
+        render_mode: see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; an unknown task set or task; or a package or Java is missing.
@@ -100,6 +101,7 @@ class SciWorldEnv(TextEnv):
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
         if task_set not in TASK_SETS:
             raise ConfigError(
@@ -116,7 +118,9 @@ class SciWorldEnv(TextEnv):
         self._history: list[tuple[str, str]] = []  # (action, reply)
         self._score = 0
         self._is_over = False
-        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(
+            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
+        )
 
     def _split_indices(self, split: str) -> Sequence[int]:
         end = NUM_AGENTGYM_ITEMS if self.task_set == "agentgym" else self.num_items

@@ -91,6 +91,7 @@ class SearchQAEnv(TextEnv):
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
+        render_mode: see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`, `load_questions` and `load_retriever`; or an option outside of its range.
@@ -114,6 +115,7 @@ class SearchQAEnv(TextEnv):
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
         paths = [] if data is None else [data] if isinstance(data, str | Path) else data
         if not isinstance(paths, Sequence):
@@ -136,7 +138,9 @@ class SearchQAEnv(TextEnv):
         self._searched: list[str] = []
         self._num_answers = 0
         self._is_well_formed = True
-        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(
+            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
+        )
 
     @property
     def category(self) -> str:

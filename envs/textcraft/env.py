@@ -81,6 +81,7 @@ class TextCraftEnv(TextEnv):
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
+        render_mode: see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; or a depth that is not 1, 2, 3 or 4.
@@ -97,6 +98,7 @@ class TextCraftEnv(TextEnv):
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
         self._depths = restrict(
             "TextCraftEnv: depth must be 1, 2, 3 or 4, or a list of these", depth, tuple(EVAL_ITEMS)
@@ -104,7 +106,9 @@ class TextCraftEnv(TextEnv):
         self.num_items = len(load_book().goals)
         self._goal = ""
         self._inventory: dict[str, int] = {}
-        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(
+            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
+        )
 
     def _split_indices(self, split: str) -> list[int]:
         book = load_book()

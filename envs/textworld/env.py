@@ -68,6 +68,7 @@ class TextWorldEnv(TextEnv):
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
+        render_mode: see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; an unknown level; or, at the first reset, textworld is not installed.
@@ -86,6 +87,7 @@ class TextWorldEnv(TextEnv):
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
         known = range(1, NUM_LEVELS + 1)
         self._levels = restrict(f"TextWorldEnv: levels must be numbers from 1 to {NUM_LEVELS}", levels, known)
@@ -93,7 +95,9 @@ class TextWorldEnv(TextEnv):
         self._history: list[str] = []  # commands
         self._plan: tuple[str, ...] = ()
         self._is_over = False
-        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(
+            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
+        )
 
     def _split_indices(self, split: str) -> Sequence[int]:
         first = NUM_ITEMS - NUM_EVAL_ITEMS

@@ -58,40 +58,35 @@ class WebEnv(TextEnv):
     Args:
         max_observation_tokens: budget of one observation; the tree is cut, visibly. At the token level tokens are those
             of its tokenizer, at the text level an estimate.
-        render_mode: "rgb_array" lets `render` return a screenshot.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.
         system_prompt: see `TextEnv`.
+        render_mode: "ansi", see `TextEnv`; "rgb_array" is a screenshot.
 
     Raises:
-        ConfigError: see `TextEnv`; another render mode, too small a budget; or, at the first reset, no browser.
+        ConfigError: see `TextEnv`; too small a budget; or, at the first reset, no browser.
         EnvError: from `reset` and `step`, when the browser dies; the next reset starts a new one.
     """
 
     default_system_prompt = SYSTEM_PROMPT
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012  (Gymnasium's form)
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(
         self,
         *,
         max_observation_tokens: int = 2048,
-        render_mode: str | None = None,
         split: str | None = None,
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
-        if render_mode not in (None, "rgb_array"):
-            raise ConfigError(
-                f'{self._who}: render_mode must be None or "rgb_array"; got {render_mode!r}. Choose one of these.'
-            )
         if not isinstance(max_observation_tokens, int) or max_observation_tokens < MIN_OBSERVATION_TOKENS:
             raise ConfigError(
                 f"{self._who}: max_observation_tokens must be an integer of at least {MIN_OBSERVATION_TOKENS}; "
                 f"got {max_observation_tokens!r}. Set it higher."
             )
-        self.render_mode = render_mode
         self.max_observation_tokens = max_observation_tokens
         self.count_tokens: Callable[[str], int] = estimate_tokens
         self._page: WebPage | None = None
@@ -99,7 +94,9 @@ class WebEnv(TextEnv):
         self._first = ""  # observation
         self._history: list[tuple[str, str]] = []  # (action, observation)
         self._is_over = False
-        super().__init__(split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(
+            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
+        )
 
     # What an environment writes.
 
@@ -151,11 +148,7 @@ class WebEnv(TextEnv):
         self._history.append((action, observation))
         return StepResult(observation, verdict.reward, self._is_over, is_invalid)
 
-    def render(self) -> npt.NDArray[np.uint8] | None:  # type: ignore[override]
-        if self.render_mode is None:
-            return None
-        if self._index is None:
-            raise gymnasium.error.ResetNeeded(f"{self._who}: render comes after reset; got a render before any. Reset.")
+    def _picture(self) -> npt.NDArray[np.uint8]:
         return self.page.screenshot()
 
     def close(self) -> None:

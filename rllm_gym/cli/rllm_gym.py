@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from rllm_gym.cli.check_env import check_env
 from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, find_own_modules
 from rllm_gym.cli.index import index
+from rllm_gym.cli.new_env import new_env
 from rllm_gym.cli.web_check import web_check
 from rllm_gym.errors import ConfigError
 
@@ -23,6 +25,8 @@ app = typer.Typer(
 
 app.command()(index)
 app.command()(web_check)
+app.command()(new_env)
+app.command()(check_env)
 
 
 @app.callback()

@@ -1,23 +1,20 @@
 """What every registered environment promises, at the text level, driven by its own expert."""
 
 import copy
+import functools
 import gc
 import pickle
-import random
-import warnings
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 
 import rllm_gym  # noqa: F401  (registers the environments)
+from rllm_gym.envs.contract import NONSENSE, RULES
 from rllm_gym.memory import process_tree_bytes
 from tests.needs import OF_ENVIRONMENTS, skip_without
 
 IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
-MAX_EXPERT_TURNS = 200
 # Where a reset takes more than 1 ms; else 10,000.
 NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100, "rllm_gym/TextWorld-v0": 100}
 # An environment with a process of its own shows a bound of the whole, in bytes, instead of a growth by resets.
@@ -25,8 +22,6 @@ BOUND = {"rllm_gym/SciWorld-v0": 1.5e9}
 # Where an expert's episode takes seconds: items with short ones, of both splits.
 QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252, 4340, 4377, 4465, 4502, 4590]}
 QUICK_ITEMS["rllm_gym/TextWorld-v0"] = [1, 2, 3, 11, 12, 13, 1801, 1802]  # each is made anew in every process
-NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
-NONSENSE += ("Action: \x11", "\x00\x1b[2J\x7f")  # a program in another language may take these for orders
 
 NUM_RESETS["rllm_gym/MiniWoB-v0"] = 50
 BOUND["rllm_gym/MiniWoB-v0"] = 1.5e9
@@ -53,28 +48,13 @@ def defaults(env_id):
     return {"obs_type": "text", **quick}
 
 
-def play(env, seed, options=None):
-    """Return everything that the expert's episode shows."""
-    observation, info = env.reset(seed=seed, options=options)
-    seen = [(observation, info)]
-    for _ in range(MAX_EXPERT_TURNS):
-        action = env.unwrapped.expert_action()
-        seen.append((action, *env.step(action)))
-        if seen[-1][3]:
-            break
-    return seen
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_it_keeps_the_rule(env_id, rule):
+    rule(functools.partial(make, env_id))
 
 
-def test_the_expert_succeeds_and_only_its_last_step_terminates(env_id):
-    env = make(env_id)
-    for seed in range(10):
-        episode = play(env, seed)
-        assert [step[3] for step in episode[1:]] == [False] * (len(episode) - 2) + [True]
-        assert episode[-1][-1]["is_success"] is True
-        assert not any(step[-1]["is_success"] for step in episode[:-1])
-        assert sum(step[2] for step in episode[1:]) > 0
-        assert not any(step[4] for step in episode[1:])
-        assert [step[-1]["is_invalid_action"] for step in episode] == [False] * len(episode)
+def test_train_is_the_split_where_none_is_asked_for(env_id):
+    assert make(env_id).unwrapped.item_ids == make(env_id, split="train").unwrapped.item_ids
 
 
 def test_nonsense_is_an_ordinary_turn_without_reward_and_an_invalid_action(env_id):
@@ -97,37 +77,6 @@ def test_max_episode_steps_truncates_and_nothing_else_does(env_id):
     assert [env.step("fly to the moon")[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
 
 
-def test_the_same_seed_gives_the_same_episode_in_new_and_used_environments(env_id):
-    env = make(env_id)
-    first, second = play(env, 7), play(env, 8)
-    assert first != second
-    assert play(env, 7) == first
-    assert play(make(env_id), 7) == first
-
-
-@pytest.mark.slow
-def test_a_seed_and_the_item_it_drew_give_the_same_episode_whatever_the_split(env_id):
-    for seed in range(11, 16):
-        drawn = play(make(env_id), seed)
-        assert play(make(env_id, split="eval"), seed, {"item_id": drawn[0][1]["item_id"]}) == drawn
-
-
-def test_no_randomness_comes_from_outside_the_environment(env_id):
-    python_state, numpy_state = random.getstate(), np.random.get_state()[1].copy()
-    play(make(env_id), 3)
-    assert random.getstate() == python_state
-    assert (np.random.get_state()[1] == numpy_state).all()
-
-
-def test_every_observation_is_in_the_space_and_every_info_has_its_keys(env_id):
-    env = make(env_id)
-    for seed in range(5):
-        for step in play(env, seed):
-            assert step[0] in env.observation_space
-            assert isinstance(step[-1]["item_id"], str) and isinstance(step[-1]["category"], str)
-            assert set(step[-1]) >= {"item_id", "category", "is_success", "is_invalid_action"}
-
-
 @pytest.mark.parametrize(
     "clone", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["deepcopy", "pickle"]
 )
@@ -144,39 +93,6 @@ def test_a_copy_made_in_mid_episode_goes_on_alike_and_apart(env_id, clone):
     before = env.unwrapped.expert_action()
     other.step(before)
     assert env.unwrapped.expert_action() == before
-
-
-def test_the_expert_changes_nothing_and_gives_an_action_in_any_state(env_id):
-    env = make(env_id)
-    for seed in range(5):
-        episode = play(env, seed)
-        env.reset(seed=seed)
-        for step in episode[1:]:
-            before = pickle.dumps(env.unwrapped)
-            env.unwrapped.expert_action()
-            assert pickle.dumps(env.unwrapped) == before
-            env.step(step[0])
-        assert env.unwrapped.expert_action() in env.action_space
-
-
-def test_it_closes_twice(env_id):
-    env = make(env_id)
-    env.close()
-    env.close()
-
-
-def test_gymnasiums_own_check_passes_without_a_warning(env_id):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_env(make(env_id).unwrapped)
-
-
-def test_splits_share_no_item_and_all_holds_both(env_id):
-    train, evaluation, everything = (make(env_id, split=s).unwrapped.item_ids for s in ("train", "eval", "all"))
-    assert train and evaluation
-    assert not set(train) & set(evaluation)
-    assert set(train) | set(evaluation) == set(everything)
-    assert make(env_id).unwrapped.item_ids == train
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -202,7 +202,7 @@ def test_a_screenshot_is_rendered():
     picture = env.render()
     assert picture.shape == (320, 500, 3) and len({tuple(color) for color in picture.reshape(-1, 3).tolist()}) > 5
     env.close()
-    for mode in ("human", "ansi"):
+    for mode in ("human", "rgb_array_list"):
         with pytest.raises(ConfigError, match="render_mode"):
             MiniWoBEnv(render_mode=mode)
 

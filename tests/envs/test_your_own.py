@@ -142,7 +142,7 @@ def _draws(env, key, number):
 def test_the_pages_experiment_passes_the_pages_dry_run(folder, monkeypatch):
     monkeypatch.chdir(folder)
     Path("guess.yaml").write_text(BLOCKS["yaml"][0], encoding="utf-8")
-    command = BLOCKS["bash"][0].partition("#")[0].split()
+    command = BLOCKS["bash"][1].partition("#")[0].split()
     assert command[0] == "rllib"
     done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
