@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.callbacks.utils import make_callback
@@ -65,6 +66,8 @@ def evaluate_split(
         horizon: in turns; None is the last stage's horizon.
         params: how to sample; None is as `evaluation_config` says.
 
+    The episodes are stored as the run's others are, marked as those of an evaluation of `split`.
+
     Returns:
         (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
     """
@@ -74,9 +77,19 @@ def evaluate_split(
     groups = evaluation_groups(items, num_episodes, seed=seed)
     params = params or algorithm.config.evaluation_params
     episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, params=params)
+    _name_after(split, [*episodes, *failed])
+    algorithm.record(algorithm.training_iteration, [*episodes, *failed], split=split, horizons=horizons)
     algorithm.check_failures(episodes, failed)
     metrics: dict[str, Any] = episode_metrics(episodes, failed)
     metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
     if len(schedules) > 1:
         metrics["by_env"] = metrics_by_env(episodes, failed, list(schedules))
     return metrics, episodes
+
+
+def _name_after(split: str, episodes: Sequence[Episode]) -> None:
+    """Give episodes ids of their own among a run's: every evaluation plays the same tasks, with the same seeds."""
+    turns = (turn for episode in episodes for stream in episode.streams.values() for turn in stream.turns)
+    version = max((turn.policy_version for turn in turns), default=0)
+    for episode in episodes:
+        episode.episode_id = f"{split}-{version}-{episode.episode_id}"
