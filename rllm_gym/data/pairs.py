@@ -59,8 +59,8 @@ def best_and_worst(
 ) -> list[tuple[int, int]]:
     """Return which records make pairs: the best and the worst of each task, by their places in reading order.
 
-    Tasks whose episodes all have the same return make none; episodes that failed, or in which nobody acted, do not
-    count. Of ties the first is taken. Only places and returns are kept in memory.
+    Tasks whose episodes all have the same return make none; episodes that failed, in which nobody acted, or that were
+    played to evaluate, do not count. Of ties the first is taken. Only places and returns are kept in memory.
 
     Args:
         path: see `read_episodes`.
@@ -71,7 +71,7 @@ def best_and_worst(
     """
     found: dict[tuple[Any, ...], _Extremes] = {}
     for place, (shard, record) in enumerate(read_stored(path)):
-        if record.error is not None or not record.turns:
+        if record.error is not None or record.is_evaluation or not record.turns:
             continue
         key: tuple[Any, ...] = task_key(record)
         if within == "group":

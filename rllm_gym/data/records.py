@@ -12,8 +12,10 @@ from pydantic_core import to_jsonable_python
 
 from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
-# Goes up with every change of the fields below. A reader refuses versions that it does not know.
-SCHEMA_VERSION: Final = 2
+# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 2
+# are those of 3 without `is_evaluation`.
+SCHEMA_VERSION: Final = 3
+KNOWN_VERSIONS = (2, 3)
 
 EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
 
@@ -63,7 +65,9 @@ class EpisodeRecord(_Record):
         messages: the conversation as role and content; the i-th assistant message is the i-th turn's action.
         group: key of the task group, (run seed, train step, group index); the episodes of one group share it.
         member: number of this episode in its group.
-        train_step: None outside training.
+        split: what the task was drawn from, as in `train` or `eval`.
+        is_evaluation: played to evaluate; such an episode is never learnt from.
+        train_step: of an evaluation during training, the train step that came before; None outside training.
         max_episode_steps: horizon in turns; None where there was none.
         timings: seconds.
         error: why the environment failed; set exactly where `end_reason` is `error`. Such an episode is never trained
@@ -71,7 +75,7 @@ class EpisodeRecord(_Record):
         info: the last step's info, as far as it is JSON.
     """
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2, 3] = SCHEMA_VERSION
     env_id: str
     env_version: str = ""
     item_id: str | int | None = None
@@ -92,6 +96,7 @@ class EpisodeRecord(_Record):
     error: str | None = None
     is_success: bool | None = None
     category: str | None = None
+    is_evaluation: bool = False
     info: dict[str, JsonValue] = {}
 
     @model_validator(mode="after")
@@ -111,6 +116,8 @@ def records_of(
     env_version: str,
     train_step: int | None,
     max_episode_steps: int | None,
+    split: str | None = None,
+    is_evaluation: bool = False,
     samples: Mapping[str, Sequence[Sample]] | None = None,
 ) -> list[EpisodeRecord]:
     """Return one record per agent of an episode, finished or failed.
@@ -118,6 +125,7 @@ def records_of(
     An episode that failed before any agent acted gives one record without turns, so that its error is stored too.
 
     Args:
+        split: of the task, where the environment's info does not say it.
         samples: {agent_id: its samples in this episode}, for what was computed for their tokens.
 
     Raises:
@@ -143,7 +151,8 @@ def records_of(
             end_reason=episode.end_reason,  # type: ignore[arg-type]  # checked by the model
             seed=episode.seed,
             error=episode.error,
-            **_info_fields(_agent_info(episode, stream.agent_id)),
+            is_evaluation=is_evaluation,
+            **_info_fields(_agent_info(episode, stream.agent_id), split),
         )
         for stream in streams
     ]
@@ -234,8 +243,8 @@ def _agent_info(episode: Episode, agent_id: str) -> dict[str, Any]:
     return episode.info.get(agent_id, {})
 
 
-def _info_fields(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record's fields that come from an environment's info.
+def _info_fields(info: Mapping[str, Any], split: str | None) -> dict[str, Any]:
+    """Return the record's fields that come from an environment's info, `split` only where it says none.
 
     `messages` is left out, being stored already, and so is what JSON cannot hold (arrays, objects).
     """
@@ -246,7 +255,7 @@ def _info_fields(info: Mapping[str, Any]) -> dict[str, Any]:
         if key not in kinds and key != "messages":
             with suppress(TypeError, ValueError):
                 rest[str(key)] = to_jsonable_python(value, fallback=_number)
-    return {**fields, "info": rest}
+    return {**fields, "split": fields["split"] or split, "info": rest}
 
 
 def _number(value: Any) -> Any:

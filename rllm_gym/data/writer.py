@@ -15,7 +15,7 @@ import zstandard
 from pydantic_core import PydanticSerializationError
 
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, sealed_name
-from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord
+from rllm_gym.data.records import KNOWN_VERSIONS, SCHEMA_VERSION, EpisodeRecord
 from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 
 logger = logging.getLogger(__name__)
@@ -199,16 +199,16 @@ class TrajectoryWriter:
         try:
             manifest = json.loads((self.folder / MANIFEST).read_text())
             version = manifest["schema_version"]
-            shards = manifest["shards"] if version == SCHEMA_VERSION else []
+            shards = manifest["shards"] if version in KNOWN_VERSIONS else []
             known = {shard["name"]: shard["num_records"] for shard in shards}
         except FileNotFoundError:
             return {}
         except (ValueError, LookupError, TypeError):
             logger.warning("TrajectoryWriter: %s is damaged; it is made again from the files", self.folder / MANIFEST)
             return {}
-        if version != SCHEMA_VERSION:
+        if version not in KNOWN_VERSIONS:
             raise TrajectoryError(
-                f"TrajectoryWriter: schema_version must be {SCHEMA_VERSION}; got {version!r} in "
+                f"TrajectoryWriter: schema_version must be {' or '.join(map(str, KNOWN_VERSIONS))}; got {version!r} in "
                 f"{self.folder / MANIFEST}. Use another folder, or the rllm-gym release that wrote this one."
             )
         return known

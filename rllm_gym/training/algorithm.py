@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,6 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, L
 
 from rllm_gym.callbacks.horizon_schedules import Stage
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
-from rllm_gym.data import TrajectoryWriter, records_of
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.batch import SampleData, deal
 from rllm_gym.rollout.env_runner import SampleResult
@@ -29,6 +27,7 @@ from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.learner_deaths import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.no_env_runners import NoEnvRunners
+from rllm_gym.training.recorder import Recorder
 from rllm_gym.training.replay import Shares, await_runners, replay
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import TaskSampler
@@ -57,9 +56,8 @@ class LLMAlgorithm(Algorithm):
         self.horizon_stages: dict[str, Stage] = {}  # ... and keeps here what it has seen
         self.evaluation_on_start: dict[str, Any] | None = None
         self.num_groups_killed_runners = 0
-        self._writer: TrajectoryWriter | None = None  # its folder is made with the first episodes
+        self._recorder: Recorder | None = None
         self.environments = config.environments
-        self._env_versions = [environment.version for environment in self.environments]
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
         tell("building: the samplers with their engines, then the learners")
         super().setup(config)
@@ -324,26 +322,17 @@ class LLMAlgorithm(Algorithm):
 
     # --- records ---
 
-    def record(self, step: int, episodes: Sequence[Episode], samples: Sequence[Sample] = ()) -> None:
-        """Append episodes to the trajectories, with what `samples` hold of their tokens."""
+    def record(self, step: int, episodes: Sequence[Episode], samples: Sequence[Sample] = (), **evaluated: Any) -> None:
+        """Append episodes to the trajectories, with what `samples` hold of their tokens.
+
+        Args:
+            evaluated: of an evaluation, its `split` and `horizons`.
+        """
         if not self.config.save_trajectories:
             return
-        if self._writer is None:
-            self._writer = TrajectoryWriter(self.trajectories_path)
-        parts: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-        for sample in samples:
-            parts[sample.episode, sample.agent].append(sample)
-        records = []
-        for episode in episodes:
-            environment = self.environments[episode.group.env_index]
-            records += records_of(
-                episode,
-                env_version=self._env_versions[episode.group.env_index],
-                train_step=step,
-                max_episode_steps=self.horizons[environment.name],
-                samples={agent: parts[episode.episode_id, agent] for agent in episode.streams},
-            )
-        self._writer.append(records)
+        if self._recorder is None:
+            self._recorder = Recorder(self.trajectories_path, self.environments)
+        self._recorder.append(episodes, samples, **{"train_step": step, "horizons": self.horizons, **evaluated})
 
     @property
     def trajectories_path(self) -> Path:
@@ -397,6 +386,6 @@ class LLMAlgorithm(Algorithm):
 
     @override(Algorithm)
     def cleanup(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._recorder is not None:
+            self._recorder.close()
         super().cleanup()

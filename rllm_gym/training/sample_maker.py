@@ -193,5 +193,10 @@ def samples_of_path(path: Path, maker: SampleMaker, *, min_return: float | None)
 
 
 def is_wanted(record: EpisodeRecord, min_return: float | None) -> bool:
-    """Return whether a stored episode may be learnt from: it did not fail, somebody acted, and its return suffices."""
-    return record.error is None and bool(record.turns) and (min_return is None or record.total_reward >= min_return)
+    """Return whether a stored episode may be learnt from.
+
+    It did not fail, it was not played to evaluate, somebody acted, and its return suffices.
+    """
+    if record.error is not None or record.is_evaluation or not record.turns:
+        return False
+    return min_return is None or record.total_reward >= min_return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.callbacks.utils import make_callback
@@ -65,6 +66,8 @@ def evaluate_split(
         horizon: in turns; None is the last stage's horizon.
         params: how to sample; None is as `evaluation_config` says.
 
+    The episodes are stored as the run's others are, marked as those of an evaluation of `split`.
+
     Returns:
         (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
     """
@@ -74,6 +77,8 @@ def evaluate_split(
     groups = evaluation_groups(items, num_episodes, seed=seed)
     params = params or algorithm.config.evaluation_params
     episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, params=params)
+    _name_after(split, [*episodes, *failed])
+    algorithm.record(algorithm.training_iteration, [*episodes, *failed], split=split, horizons=horizons)
     algorithm.check_failures(episodes, failed)
     metrics: dict[str, Any] = episode_metrics(episodes, failed)
     metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
@@ -86,3 +91,11 @@ def success_by_split(evaluation: dict[str, Any]) -> str:
     """Return an evaluation in words: "train 0.47  eval 0.41"."""
     rates = {split: of for split, of in evaluation.items() if isinstance(of, dict) and split != ENV_RUNNER_RESULTS}
     return "  ".join(f"{split} {of['success_rate']:.3f}" for split, of in rates.items() if "success_rate" in of)
+
+
+def _name_after(split: str, episodes: Sequence[Episode]) -> None:
+    """Give episodes ids of their own among a run's: every evaluation plays the same tasks, with the same seeds."""
+    turns = (turn for episode in episodes for stream in episode.streams.values() for turn in stream.turns)
+    version = max((turn.policy_version for turn in turns), default=0)
+    for episode in episodes:
+        episode.episode_id = f"{split}-{version}-{episode.episode_id}"

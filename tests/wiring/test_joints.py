@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rllm_gym.data import read_episodes
+from rllm_gym.data import best_and_worst, read_episodes
+from rllm_gym.training.sample_maker import is_wanted
 from tests.conftest import make_tokenizer
 from tests.wiring.harness import Run, run
 
@@ -93,6 +94,28 @@ def test_an_evaluation_plays_all_tasks_of_its_split_and_no_other(ray_cluster, ti
             assert {episode.num_env_steps for episode in episodes} <= {1, 2}
         # Every episode has a seed of its own.
         assert len({episode.seed for episode in episodes}) == 12
+
+
+def test_a_runs_evaluations_are_stored_with_their_split_and_nobody_learns_from_them(ray_cluster, tiny_model):
+    options = {"evaluation_interval": 1, "evaluation_duration": 4, "evaluation_splits": ["eval", "train"]}
+    with run(tiny_model, steps=2, save_trajectories=True, evaluation_horizon=2, **options) as found:
+        path = found.algo.trajectories_path
+        records = list(read_episodes(path))
+        assert len({record.episode_id for record in records}) == len(records)
+        played = Counter((record.is_evaluation, record.split, record.train_step) for record in records)
+        # Before the first train step (0), after it (0) and after the second (1).
+        assert played == {
+            (False, "train", 0): 12, (False, "train", 1): 12,
+            (True, "eval", 0): 8, (True, "eval", 1): 4, (True, "train", 0): 8, (True, "train", 1): 4,
+        }  # fmt: skip
+        evaluated = [record for record in records if record.is_evaluation]
+        assert {int(str(record.item_id).split("_")[1]) % 2 for record in evaluated if record.split == "eval"} == {1}
+        assert {record.max_episode_steps for record in evaluated} == {2}
+        assert not any(is_wanted(record, None) for record in evaluated)
+        assert all(is_wanted(record, None) for record in records if not record.is_evaluation)
+        places = best_and_worst(path, within="task", reward_gap=0.0, expert_threshold=None)
+        assert places
+        assert not any(records[place].is_evaluation for pair in places for place in pair)
 
 
 def test_what_ended_an_episode_reaches_the_learner(ray_cluster, tiny_model):
