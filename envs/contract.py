@@ -34,7 +34,14 @@ from rllm_gym.errors import RllmGymError
 Make = Callable[..., Any]
 
 MAX_EXPERT_TURNS = 200
-NONSENSE = ("", "Action:", "fly to the moon", "Thought: hm.\nAction: \u00e9\u6728\U0001f332", "Action: 0 get", "\ud800")
+NONSENSE: tuple[str, ...] = (
+    "",
+    "Action:",
+    "fly to the moon",
+    "Thought: hm.\nAction: \u00e9\u6728\U0001f332",
+    "Action: 0 get",
+    "\ud800",
+)
 NONSENSE += ("Action: \x11", "\x00\x1b[2J\x7f")  # a program in another language may take these for orders
 
 

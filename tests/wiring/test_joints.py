@@ -217,7 +217,7 @@ def test_a_resumed_run_takes_the_options_that_it_is_given_now(ray_cluster, tiny_
 def test_the_module_of_a_policy_is_at_hand_with_its_weights(ray_cluster, tiny_model):
     with run(tiny_model) as found:
         module = found.algo.get_module()
-        state = {name: torch.as_tensor(value) for name, value in module.get_state(inference_only=True).items()}
+        state = {name: torch.as_tensor(value) for name, value in module.get_state().items()}
         assert state.keys() == found.weights.keys()
         assert all(np.array_equal(value.float().numpy(), found.weights[name]) for name, value in state.items())
         assert found.algo.get_module("nobody") is None
