@@ -16,7 +16,7 @@ INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install install-trainer quickstart lint test clean
+.PHONY: install install-trainer quickstart lint docs test clean
 
 install: $(INSTALLED)
 
@@ -71,9 +71,13 @@ lint: install
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 
+# The site in site/: broken links and pages that no menu names are errors.
+docs: install
+	$(VENV)/bin/mkdocs build --strict
+
 # pytest prints the slowest tests (pyproject.toml).
 test: lint
 	$(VENV)/bin/python -m pytest $(if $(filter cpu,$(DEVICE)),-m "not gpu")
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info
