@@ -17,12 +17,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import rllm_gym.algorithms.sft  # noqa: F401  (seconds, which are no test's)
+from rllm_gym.algorithms.grpo import PRESETS
 from rllm_gym.cli.experiment import read_experiment
 from rllm_gym.cli.rllib import app as rllib_app
 from rllm_gym.cli.rllm_gym import app as rllm_gym_app
 from rllm_gym.cli.written import check_written
 from rllm_gym.data import TrajectoryWriter
+from rllm_gym.options import options_of
+from rllm_gym.options.methods import TABLES
 from tests.data.test_trajectories import record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -191,6 +193,16 @@ def test_a_json_block_is_json(block):
     assert count
 
 
+@pytest.mark.parametrize("page", ["coming_from", "clusters", "rewards"])
+def test_the_options_that_a_page_names_exist(page):
+    rows = [line for line in (ROOT / f"docs/{page}.md").read_text().splitlines() if line.startswith("| ")]
+    last_cells = [re.split(r"(?<!\\)\|", row)[1 if page == "rewards" else -2] for row in rows]
+    names = {span.partition(":")[0] for cell in last_cells for span in re.findall(r"`([^`]+)`", cell)}
+    options = {name for name in names if re.fullmatch(r"[a-z]+(_[a-z]+)+", name)}
+    known = set().union(*(options_of(table) for table in TABLES.values())) | {"env_config", *PRESETS}
+    assert options and options <= known
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     pytest.importorskip("material", reason='the site needs MkDocs: pip install "rllm-gym[docs]"')
@@ -203,8 +215,6 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_site_builds_strictly_with_a_page_for_each_environment_and_method(site):
-    from rllm_gym.options.methods import TABLES
-
     pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
     ids = [key.partition("/")[2] for key in gymnasium.registry if key.startswith("rllm_gym/")]
     assert len(ids) == 7 and len(TABLES) == 8
