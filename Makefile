@@ -1,6 +1,6 @@
-# `make quickstart` trains the shipped tiny model; `make test` guards every promise in
-# minutes, `make test-all` runs every test. Both set up .venv first, once: the
-# first installs the trainer alone, the second, like `make install`, all environments and the tools, too.
+# `make quickstart` trains the shipped tiny model; `make test` guards every promise in minutes; `make test-all` runs every
+# test. All set up .venv first, once: the first installs the trainer alone, the others, like `make install`, all
+# environments and the tools, too.
 # `make install DEVICE=cuda` takes the CUDA builds of torch and vLLM.
 VENV = .venv
 STAMPS = $(wildcard $(VENV)/.trainer-* $(VENV)/.installed-*)
@@ -17,7 +17,7 @@ INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install install-trainer quickstart lint test test-all slow-tests mutants clean
+.PHONY: install install-trainer quickstart lint docs test test-all slow-tests mutants clean
 
 install: $(INSTALLED)
 
@@ -52,7 +52,7 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 
 $(INSTALLED): $(TRAINER)
 	@echo "make: installing what all environments and the tests need: a few minutes, once"
-	$(INSTALL) -c constraints.txt -e ".[lora,babyai,searchqa,sciworld,web,webarena,dev]"
+	$(INSTALL) -c constraints.txt -e ".[lora,babyai,searchqa,sciworld,web,webarena,docs,dev]"
 # Its interpreter is compiled from C.
 	$(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
@@ -72,6 +72,10 @@ lint: install
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 
+# The site in site/: broken links and pages that no menu names are errors.
+docs: install
+	$(VENV)/bin/mkdocs build --strict
+
 # pytest prints the slowest tests (pyproject.toml).
 NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
@@ -87,4 +91,4 @@ mutants: install
 	$(VENV)/bin/python -m tests.mutants
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -13,6 +13,7 @@ from rllm_gym.cli.common import errors_in_one_line
 from rllm_gym.errors import ConfigError
 
 TEMPLATE = Path(__file__).parent.parent / "assets" / "new_env"
+# Its Python files end in .py.txt, as they are no modules of this package.
 NAME = "my_env"  # the name of everything in the template: my_env, MyEnv, MyEnv-v0
 
 
@@ -51,7 +52,7 @@ def write_package(name: str, folder: Path) -> list[Path]:
     # The id first, whose name need not end in Env.
     words = {"MyEnv-v0": f"{title}-v0", "MyEnv": class_name, NAME: name}
     files = []
-    for source in sorted(file for file in TEMPLATE.rglob("*") if file.is_file() and "__pycache__" not in file.parts):
+    for source in sorted(file for file in TEMPLATE.rglob("*") if file.is_file()):
         file = target / _replaced(source.relative_to(TEMPLATE).as_posix(), words).removesuffix(".txt")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
