@@ -30,7 +30,7 @@ def learner_deaths(algorithm: Any) -> Iterator[None]:
         if not dead:
             raise
         raise LearnerDiedError(
-            f"{type(algorithm).__name__}: a learner died, number {dead[0]} of {algorithm.config.num_learners}: killed "
+            f"{type(algorithm).__name__}: a learner died, the one of rank {dead[0]}: killed "
             "from outside, for want of memory, or by native code. Go on from the last checkpoint with --resume."
         ) from error
 

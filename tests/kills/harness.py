@@ -168,7 +168,7 @@ class Run:
             self.await_(path.exists, "the next checkpoint")
             time.sleep(moment.fraction * 0.05)
 
-    def await_(self, get: Callable[[], T], what: str, timeout_s: float = 120.0) -> T:
+    def await_(self, get: Callable[[], T], what: str, timeout_s: float = 120.0, interval_s: float = 0.005) -> T:
         """Return what is there as soon as it is."""
         end_s = time.monotonic() + timeout_s
         while not (found := get()):
@@ -176,7 +176,7 @@ class Run:
                 raise AssertionError(f"the run ended while {what} was awaited:\n{self.output}")
             if time.monotonic() > end_s:
                 raise AssertionError(f"{what}: nothing within {timeout_s:g} s:\n{self.output}")
-            time.sleep(0.002)
+            time.sleep(interval_s)
         return found
 
     def num_rows(self) -> int:
@@ -267,7 +267,7 @@ def is_kind(kind: str, process: psutil.Process) -> bool:
         case "trainer":
             return title.startswith("ray::GRPO")
         case "learner":
-            return title.startswith("ray::") and "Learner" in title
+            return title.startswith(("ray::_WrappedExecutable", "ray::_RayTrainWorker"))  # as Ray Train calls it
         case "jvm":
             return "py4j.GatewayServer" in text
         case "browser":

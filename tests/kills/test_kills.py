@@ -192,7 +192,9 @@ def test_a_killed_node_s_runner_comes_back_on_another(tmp_path: Path, monkeypatc
         with run(tmp_path, NUM_STEPS, "--ray-address", nodes.address, **options) as killed:
             killed.start()
             killed.await_moment(moment)
-            sampler.kill_raylet(check_alive=False, allow_graceful=False)
+            nodes.remove_node(
+                sampler, allow_graceful=False
+            )  # SIGKILL, and without a zombie, which would keep its workers
             nodes.add_node(num_cpus=1, resources={"sampler": 1}, object_store_memory=STORE_BYTES)
             killed.assert_goes_on()
             assert not any(episode.end_reason == "error" for episode in killed.episodes())

@@ -19,7 +19,8 @@ from tests.wiring.harness import run as run_in_process
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_STEPS, WARM_STEPS, EVERY = 300, 100, 5
-MAX_MB_PER_100_STEPS = 12.0  # measured: up to 3; a train step's batch that is kept would be 20 and more
+MAX_MB_PER_100_STEPS = 6.0  # measured: 2.2 in the driver, which keeps a row per step, 1.7 in the trial, 0.0 in a runner
+OURS = ("driver", "trainer", "runner")
 
 
 @dataclass
@@ -47,12 +48,13 @@ class Use:
         half = len(values) // 2
         return statistics.median(values[half:]) - statistics.median(values[:half])
 
-    def faults(self) -> list[str]:
+    def faults(self, more: int = 1) -> list[str]:
+        """Return what grows; of files and threads so many more are none."""
         found = []
         if self.mb_per_100_steps > MAX_MB_PER_100_STEPS:
             found.append(f"grows by {self.mb_per_100_steps:.1f} MB in 100 steps: {self.mb}")
         for name, values in (("files", self.files), ("threads", self.threads)):
-            if self.growth(values) > 1:
+            if self.growth(values) > more:
                 found.append(f"has more and more {name}: {values}")
         return found
 
@@ -75,12 +77,20 @@ def test_a_process_holds_no_more_after_300_train_steps_than_after_100(tiny_model
 
 def test_no_process_of_a_run_grows_in_300_train_steps(tmp_path: Path) -> None:
     """The command with an engine that samples: driver, main process of the trial, runner, and Ray's own processes."""
-    options = {"groups_per_step": 2, "max_new_tokens": 12, "max_episode_steps": 1, "filter_groups": "off"}
+    options = {
+        "groups_per_step": 2,
+        "group_size": 2,
+        "max_new_tokens": 12,
+        "max_episode_steps": 1,
+        "filter_groups": "off",
+    }
     uses: dict[tuple[int, str], Use] = defaultdict(Use)
     with harness.run(tmp_path, NUM_STEPS, checkpoint_frequency=100, **options) as soaked:
         soaked.start()
         for step in range(WARM_STEPS, NUM_STEPS - EVERY, EVERY):
-            soaked.await_(lambda step=step: soaked.num_rows() >= step, f"train step {step}", harness.START_S)
+            soaked.await_(
+                lambda step=step: soaked.num_rows() >= step, f"train step {step}", harness.START_S, interval_s=0.2
+            )
             for process in soaked.processes():
                 with contextlib.suppress(psutil.Error):  # it has ended
                     uses[process.pid, _name(process)].measure(process, step)
@@ -89,12 +99,14 @@ def test_no_process_of_a_run_grows_in_300_train_steps(tmp_path: Path) -> None:
         name: use for (_, name), use in uses.items() if len(use.steps) > len(range(WARM_STEPS, NUM_STEPS, EVERY)) / 2
     }
     print({name: round(use.mb_per_100_steps, 2) for name, use in lasting.items()})
-    assert {"driver", "trainer", "runner"} <= lasting.keys()
-    assert {name: use.faults() for name, use in lasting.items() if use.faults()} == {}
+    assert lasting.keys() >= set(OURS)
+    # Ray's own start a pair of threads for their connections now and then.
+    faults = {name: use.faults(1 if name in OURS else 4) for name, use in lasting.items()}
+    assert {name: found for name, found in faults.items() if found} == {}
 
 
 def _name(process: psutil.Process) -> str:
-    for kind in ("driver", "trainer", "runner"):
+    for kind in OURS:
         if harness.is_kind(kind, process):
             return kind
     return f"{process.name()} {process.pid}"

@@ -32,7 +32,7 @@ def test_an_error_that_a_dead_learner_caused_says_that_it_died() -> None:
     with pytest.raises(LearnerDiedError) as caught, learner_deaths(trained):
         raise RuntimeError("gloo: connection closed by peer")
     assert str(caught.value) == (
-        "GRPO: a learner died, number 1 of 2: killed from outside, for want of memory, or by native code. "
+        "GRPO: a learner died, the one of rank 1: killed from outside, for want of memory, or by native code. "
         "Go on from the last checkpoint with --resume."
     )
     assert isinstance(caught.value.__cause__, RuntimeError)
