@@ -1,166 +1,268 @@
-"""Evaluates a checkpoint on an environment's tasks: success rates with their uncertainty, as a table and as JSON."""
+"""Evaluates a policy on panels of tasks: plays them, keeps every episode, and goes on where it was interrupted."""
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.errors import ConfigError
-from rllm_gym.training.metrics import is_success
-from rllm_gym.types import Episode
+from rllm_gym.data import EpisodeRecord, read_episodes
+from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
+from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
+from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
+from rllm_gym.evaluation.report import Outcome, markdown_table, outcome_of, report_of
+from rllm_gym.training.recorder import Recorder
+from rllm_gym.types import Episode, TaskGroup
 
-CONFIDENCE = 0.95
-
-
-def read_config(checkpoint: Path) -> tuple[type, Any]:
-    """Return a checkpoint's algorithm class and configuration. Checkpoints are pickled: load only your own.
-
-    Raises:
-        ConfigError: the folder holds no checkpoint of an algorithm.
-    """
-    try:
-        content = pickle.loads((checkpoint / "class_and_ctor_args.pkl").read_bytes())
-        algorithm, state = content["class"], content["ctor_args_and_kwargs"][0][0]
-        return algorithm, algorithm.get_default_config().from_state(state)
-    except (OSError, pickle.UnpicklingError, EOFError, KeyError, IndexError) as error:
-        raise ConfigError(
-            f"checkpoint: {str(checkpoint)!r} cannot be read as an algorithm's checkpoint ({error})."
-        ) from error
+# Written before the first episode is played.
+PLAN, RESULT, TABLE, TRAJECTORIES = "evaluation.json", "result.json", "table.md", "trajectories"
 
 
-def evaluation_config(
-    checkpoint: Path, *, env: str | None = None, env_config: dict[str, Any] | None = None, split: str = "train"
-) -> tuple[type, Any]:
-    """Return the algorithm class and the configuration to evaluate a checkpoint with.
+@dataclass
+class Plan:
+    """An evaluation that can begin.
 
     Args:
-        env: another environment's id; the checkpoint's `env_config` then does not apply.
-        env_config: keys to add to or replace in `env_config`.
-        split: what will be evaluated; it is checked by making the environment once.
-
-    Raises:
-        ConfigError: the environment cannot be made, or the split holds what is trained on.
+        algorithm: the class that plays, with its `config`, whose environments are the panels', in their order.
+        folder: of the results.
     """
-    from rllm_gym.registration import normalize_env_id
-    from rllm_gym.rollout.environments import check_evaluation, make_text_env
 
-    algorithm, config = read_config(checkpoint)
-    env_id = normalize_env_id(env) if env else config.env
-    kept = config.env_config if env_id == config.env else {}
-    # RLlib's environment() would merge the dictionaries.
-    config.env, config.env_config = env_id, {**kept, **(env_config or {})}
-    if config.env is None:
-        raise ConfigError(
-            f"evaluate: needs an environment; {str(checkpoint)!r} was trained without one. Name it with --env."
-        )
-    # Methods that learn from recorded episodes have EnvRunners only where they evaluate.
-    config.evaluation_interval, config.num_env_runners = 1, max(1, config.num_env_runners)
-    config.evaluation_splits = (split,)
-    config.save_trajectories = False
-    if hasattr(config, "without_data"):
-        config.without_data()
-    try:
-        for spec in config.environments:
-            make_text_env(spec).close()
-        check_evaluation(config)
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-    return algorithm, config
+    policy: Policy
+    algorithm: Any
+    config: Any
+    panels: Sequence[Panel]
+    folder: Path
+
+    @property
+    def names(self) -> list[str]:
+        return [spec.name for spec in self.config.environments]
+
+    @property
+    def num_episodes(self) -> int:
+        return sum(len(panel) * panel.samples for panel in self.panels)
 
 
-def evaluate_checkpoint(
-    checkpoint: Path,
-    algorithm: Any,
-    config: Any,
+def evaluate(source: str | Path, *, resume: bool = False, on_progress: Any = None, **what: Any) -> dict[str, Any]:
+    """Evaluate a checkpoint, the newest one of a run, or a Hugging Face model; returns what `result.json` holds.
+
+        from rllm_gym.evaluation import evaluate
+        result = evaluate("runs/quickstart", split="eval", num_tasks=100, samples=4)
+        result["success_rate"], result["success_interval"], result["pass@k"]
+
+    Args:
+        resume: go on with the evaluation in the folder, without playing again what has been played.
+        on_progress: called with the report so far whenever episodes have ended.
+        what: see `plan_evaluation`.
+    """
+    return play(plan_evaluation(source, **what), resume=resume, on_progress=on_progress)
+
+
+def plan_evaluation(
+    source: str | Path,
     *,
-    split: str,
-    num_episodes: int,
-    seed: int,
+    envs: Sequence[tuple[str | None, Mapping[str, Any]]] = (),
+    panels: Sequence[Panel] = (),
+    split: str = "eval",
+    num_tasks: int = 100,
+    samples: int = 1,
+    seed: int = 10_000,
     horizon: int | None = None,
     greedy: bool = False,
+    config: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+) -> Plan:
+    """Return what an evaluation will play, after checking it.
+
+    Args:
+        envs: (environment's id, keys of its `env_config`); none means what the policy was trained on.
+        panels: play these, and nothing of `envs` to `greedy`.
+        split: of the environments' tasks.
+        num_tasks: of each environment.
+        samples: episodes of each task.
+        seed: of the tasks, and of their environments.
+        horizon: in turns; default: the last stage's of the training.
+        greedy: take the likeliest token; else sample as the run evaluated.
+        config: options of the sampler (`engine`, `max_model_len`, ...) in place of the checkpoint's or the defaults.
+        out: the folder of the results; default: `evaluations/<policy>-<hash of the panels>`.
+
+    Raises:
+        ConfigError: one of these cannot be.
+    """
+    policy = find_policy(source)
+    if not panels:
+        panels = []
+        for env, env_config in envs or [(None, {})]:
+            _, trained = playing_config(policy, config)
+            with_environment(trained, policy.name, env=env, env_config=env_config, split=split)
+            sampling = trained.greedy_params if greedy else trained.evaluation_params
+            for spec in trained.environments:
+                turns = horizon or trained.horizon_schedules[spec.name].last
+                if turns is None and policy.checkpoint is None:
+                    raise ConfigError(f"evaluate: {spec.name} needs a horizon; got none. Set --horizon.")
+                panels.append(
+                    make_panel(
+                        spec,
+                        split=split,
+                        num_tasks=num_tasks,
+                        samples=samples,
+                        seed=seed,
+                        horizon=turns,
+                        sampling=sampling,
+                    )
+                )
+    algorithm, playing = playing_config(policy, config)
+    _play_on(playing, panels)
+    name = Path(policy.name)
+    label = name.name if policy.checkpoint is None else "-".join(name.parts[-3:])
+    folder = Path(out) if out is not None else Path("evaluations") / f"{label}-{hash_of(panels)[:8]}"
+    return Plan(policy, algorithm, playing, panels, folder)
+
+
+def _play_on(config: Any, panels: Sequence[Panel]) -> None:
+    """Give a configuration the panels' environments, in their order."""
+    taken = Counter(panel.hash for panel in panels)
+    if len(taken) < len(panels):
+        raise ConfigError(f"evaluate: a panel is played once; got {max(taken, key=taken.__getitem__)[:12]} twice.")
+    names = Counter(panel.spec.name for panel in panels)
+    entries = []
+    for panel in panels:
+        if panel.sampling.max_new_tokens >= config.max_model_len:
+            raise ConfigError(
+                f"evaluate: max_model_len must be above the panel's max_new_tokens, {panel.sampling.max_new_tokens}; "
+                f"got {config.max_model_len}. Raise it: --config '{{\"max_model_len\": ...}}'."
+            )
+        name = panel.spec.name if names[panel.spec.name] == 1 else f"{panel.spec.name}-{panel.hash[:8]}"
+        entries.append({"id": panel.env, "env_config": dict(panel.env_config), "name": name})
+    if len(panels) == 1:  # a name given to ray.tune.register_env may stand alone only
+        config.env, config.env_config = panels[0].env, dict(panels[0].env_config)
+    else:
+        config.env, config.env_config = entries, {}
+    # The panels say what is played, and each its horizon.
+    config.evaluation_splits, config.scaling_inter, config.max_episode_steps = ("train",), None, None
+
+
+def play(
+    plan: Plan, *, resume: bool = False, on_progress: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Play `num_episodes` episodes with a checkpoint's weights; Ray must be running. Returns the report."""
-    algo = algorithm.from_checkpoint(str(checkpoint), config=config)
+    """Play what is planned and write the results; see `evaluate`.
+
+    Raises:
+        ConfigError: the folder holds another evaluation, or this one and `resume` is False.
+        TooManyFailedEpisodesError: more than `max_failed_fraction` of all episodes failed. What was played is kept.
+    """
+    found = _open_folder(plan, resume=resume)
+    groups = [_missing(group, found) for k, panel in enumerate(plan.panels) for group in panel.groups(k)]
+    groups = [group for group in groups if group.size]
+    recorder = Recorder(plan.folder / TRAJECTORIES, plan.config.environments)
     try:
-        params = config.greedy_params if greedy else None
-        metrics, episodes = algo.evaluate_split(split, num_episodes, horizon=horizon, seed=seed, params=params)
+        if groups:
+            for outcomes in _played(plan, groups, recorder):
+                found.update({(o.group, o.member): o for o in outcomes})
+                if on_progress:
+                    on_progress(_report(plan, found))
+                _check_failures(plan, found)
+    finally:
+        recorder.close()
+    report = _report(plan, found)
+    (plan.folder / RESULT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (plan.folder / TABLE).write_text(markdown_table([report]), encoding="utf-8")
+    return report
+
+
+def _played(plan: Plan, groups: Sequence[TaskGroup], recorder: Recorder) -> Iterator[list[Outcome]]:
+    """Play groups request by request, storing each one's episodes when it is answered."""
+    config, checkpoint = plan.config, plan.policy.checkpoint
+    if checkpoint is None:
+        algo = plan.algorithm(config=config)
+    else:
+        algo = plan.algorithm.from_checkpoint(str(checkpoint), config=config)
+    # Of requests as large as the runners' environments are many the slowest episode would idle half of them.
+    capacity = 2 * config.num_env_runners * config.num_envs_per_env_runner
+    horizons = {name: panel.horizon for name, panel in zip(plan.names, plan.panels, strict=True)}
+    try:
+        for k, panel in enumerate(plan.panels):
+            of_panel = [group for group in groups if group.env_index == k]
+            per_request = max(1, capacity // panel.samples)
+            for first in range(0, len(of_panel), per_request):
+                request = of_panel[first : first + per_request]
+                played, failed = algo.sample(request, max_episode_steps=horizons, params=panel.sampling)
+                episodes: list[Episode] = [*played, *failed]
+                records = recorder.append(episodes, train_step=None, horizons=horizons, split=panel.split)
+                yield _outcomes(records)
     finally:
         algo.stop()
+
+
+def _outcomes(records: Sequence[EpisodeRecord]) -> list[Outcome]:
+    """Return what came of stored episodes; of one that was played again, the later."""
+    by_episode: dict[tuple[Any, ...], dict[str, EpisodeRecord]] = {}
+    for record in records:
+        episode = by_episode.setdefault((*record.group, record.member), {})
+        if any(other.error is not None for other in episode.values()):
+            episode.clear()
+        episode[record.agent_id] = record
+    return [outcome_of(list(of_episode.values())) for of_episode in by_episode.values()]
+
+
+def _open_folder(plan: Plan, *, resume: bool) -> dict[Any, Outcome]:
+    """Return what the folder holds of this evaluation; of a fresh one, note what it is of."""
+    mine = {
+        "model": plan.policy.name,
+        "identity": plan.policy.identity,
+        "panel_hash": hash_of(plan.panels),
+        "panels": [json.loads(panel.to_json()) for panel in plan.panels],
+    }
+    file = plan.folder / PLAN
+    if not file.is_file():
+        if plan.folder.exists() and any(plan.folder.iterdir()):
+            raise ConfigError(f"evaluate: --out must be an empty folder; got {str(plan.folder)!r}. Choose another one.")
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(mine, indent=1) + "\n", encoding="utf-8")
+        return {}
+    there = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("identity", "panel_hash"):
+        if there[key] != mine[key]:
+            raise ConfigError(
+                f"evaluate: {str(plan.folder)!r} holds the evaluation of another "
+                f"{'policy' if key == 'identity' else 'panel'}: {there[key][:12]}, and this one is {mine[key][:12]}. "
+                "Choose another --out."
+            )
+    if not resume:
+        raise ConfigError(
+            f"evaluate: {str(plan.folder)!r} holds this evaluation already. Go on with it with --resume, or choose "
+            "another --out."
+        )
+    trajectories = plan.folder / TRAJECTORIES
+    records = list(read_episodes(trajectories)) if trajectories.is_dir() else []
+    return {(outcome.group, outcome.member): outcome for outcome in _outcomes(records)}
+
+
+def _missing(group: TaskGroup, found: Mapping[Any, Outcome]) -> TaskGroup:
+    """Return what is left of a group to play: what was not played, and what ended in an error."""
+    members = []
+    for member in range(group.size):
+        outcome = found.get((group.key, member))
+        if outcome is None or outcome.error is not None:
+            members.append(member)
+    return replace(group, size=len(members), members=tuple(members))
+
+
+def _report(plan: Plan, found: Mapping[Any, Outcome]) -> dict[str, Any]:
     return {
-        "checkpoint": str(checkpoint),
-        "env": config.env,
-        "env_config": config.env_config,
-        "split": split,
-        "seed": seed,
-        "greedy": greedy,
-        **report_of(metrics, episodes),
+        "model": plan.policy.name,
+        "panel_hash": hash_of(plan.panels),
+        **report_of(dict(zip(plan.names, plan.panels, strict=True)), list(found.values())),
     }
 
 
-def report_of(metrics: dict[str, float], episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the numbers of an evaluation, all together and by `info["category"]`."""
-    played = Counter(_category(episode) for episode in episodes)
-    solved = Counter(_category(episode) for episode in episodes if is_success(episode))
-    return {
-        **_rate(solved.total(), played.total()),
-        "categories": {name: _rate(solved[name], played[name]) for name in sorted(played)},
-        "metrics": dict(metrics),
-    }
-
-
-def _category(episode: Episode) -> str:
-    infos = [episode.info, *(info for info in episode.info.values() if isinstance(info, dict))]
-    return str(next((info["category"] for info in infos if "category" in info), "all"))
-
-
-def _rate(num_solved: int, num_episodes: int) -> dict[str, Any]:
-    """Return a success rate with its Wilson score interval at 95 %."""
-    from scipy.stats import binomtest  # takes a second to import
-
-    if not num_episodes:
-        return {"episodes": 0, "successes": 0, "success_rate": None, "success_interval": None}
-    interval = binomtest(num_solved, num_episodes).proportion_ci(CONFIDENCE, method="wilson")
-    return {
-        "episodes": num_episodes,
-        "successes": num_solved,
-        "success_rate": num_solved / num_episodes,
-        "success_interval": [float(interval.low), float(interval.high)],
-    }
-
-
-def table_of(report: dict[str, Any]) -> Any:
-    """Return the report as a rich table."""
-    from rich.table import Table
-
-    metrics = report["metrics"]
-    title = f"{report['env']}  split {report['split']}  seed {report['seed']}{'  greedy' if report['greedy'] else ''}"
-    table = Table(title=title)
-    for column in ("", "episodes", "success rate", "95 % interval"):
-        table.add_column(column, justify="left" if not column else "right")
-    categories = report["categories"] if len(report["categories"]) > 1 else {}
-    for name, rate in [*categories.items(), ("all", report)]:
-        interval = rate["success_interval"]
-        shown = "" if interval is None else f"{interval[0]:.3f} - {interval[1]:.3f}"
-        table.add_row(name, f"{rate['episodes']}", _number(rate["success_rate"]), shown)
-    table.add_section()
-    for label, name in (
-        ("mean return", "episode_return_mean"),
-        ("mean turns", "num_turns_mean"),
-        ("mean tokens", "num_tokens_mean"),
-        ("sampled tokens", "num_sampled_tokens"),
-        ("truncated", "truncated_fraction"),
-        ("failed episodes", "num_failed_episodes"),
-        ("horizon", "horizon"),
-    ):
-        if name in metrics:
-            table.add_row(label, "", _number(metrics[name]), "")
-    return table
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) > 1 else f"{value:.3f}"
+def _check_failures(plan: Plan, found: Mapping[Any, Outcome]) -> None:
+    failed = [outcome.error for outcome in found.values() if outcome.error is not None]
+    if failed and len(failed) > plan.config.max_failed_fraction * plan.num_episodes:
+        raise TooManyFailedEpisodesError(
+            f"evaluate: {len(failed)} of {plan.num_episodes} episodes failed, more than max_failed_fraction "
+            f"{plan.config.max_failed_fraction}. The first error: {failed[0]} What was played is in {plan.folder}; "
+            "--resume plays the rest, and what failed."
+        )
