@@ -59,8 +59,8 @@ def evaluate(
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)
-        from rllm_gym.evaluation.evaluate import TABLE, plan_evaluation, play
         from rllm_gym.evaluation.panel import read_panel
+        from rllm_gym.evaluation.playing import TABLE, plan_evaluation, play
 
         with temporary_folder(has_own_ray=ray_address is None):
             plan = plan_evaluation(

@@ -73,7 +73,9 @@ class TaskSampler:
         return items[order[k]]
 
 
-def evaluation_groups(item_ids: Sequence[Sequence[str | int | None] | None], num_episodes: int, *, seed: int) -> list[TaskGroup]:
+def evaluation_groups(
+    item_ids: Sequence[Sequence[str | int | None] | None], num_episodes: int, *, seed: int
+) -> list[TaskGroup]:
     """Return groups of one episode: `num_episodes` over each environment's tasks, as evenly as can be."""
     groups: list[TaskGroup] = []
     for env_index, ids in enumerate(item_ids):
