@@ -10,7 +10,9 @@ import typer
 
 from rllm_gym.cli.common import errors_in_one_line
 from rllm_gym.errors import ConfigError
-from rllm_gym.options.common import SamplingOptions
+from rllm_gym.types import SamplingParams
+
+MAX_NEW_TOKENS = 64  # as the option of this name has it, whose module needs the trainer
 
 
 def panel(
@@ -24,19 +26,16 @@ def panel(
     test_list: Annotated[
         Path | None, typer.Option("--from", help="A list of AgentGym-RL's, in place of --split and --episodes.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 is greedy.")] = SamplingOptions.temperature,
-    top_p: Annotated[float, typer.Option(min=1e-9, max=1, help="Of sampling.")] = SamplingOptions.top_p,
-    top_k: Annotated[int, typer.Option(min=0, help="Of sampling; 0 is all.")] = SamplingOptions.top_k,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of one turn at most.")
-    ] = SamplingOptions.max_new_tokens,
+    temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 is greedy.")] = SamplingParams.temperature,
+    top_p: Annotated[float, typer.Option(min=1e-9, max=1, help="Of sampling.")] = SamplingParams.top_p,
+    top_k: Annotated[int, typer.Option(min=0, help="Of sampling; 0 is all.")] = SamplingParams.top_k,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one turn at most.")] = MAX_NEW_TOKENS,
 ) -> None:
     """Print a panel: tasks, seeds, horizon and sampling, with their hash; for `rllib evaluate --panel`."""
     from rllm_gym.evaluation.agentgym import read_test_list
     from rllm_gym.evaluation.panel import make_panel
     from rllm_gym.registration import normalize_env_id
     from rllm_gym.rollout.environments import environments_of
-    from rllm_gym.types import SamplingParams
 
     with errors_in_one_line():
         try:

@@ -9,6 +9,7 @@ import typer
 
 from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, find_own_modules
+from rllm_gym.cli.comparison import compare
 from rllm_gym.cli.index import index
 from rllm_gym.cli.panels import panel
 from rllm_gym.cli.web_check import web_check
@@ -24,6 +25,7 @@ app = typer.Typer(
 
 app.command()(index)
 app.command()(web_check)
+app.command()(compare)
 app.command()(panel)
 
 

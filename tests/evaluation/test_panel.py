@@ -16,6 +16,7 @@ from rllm_gym.envs.base import TextEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.agentgym import read_test_list
 from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
+from rllm_gym.options.common import SamplingOptions
 from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
 from rllm_gym.types import SamplingParams
 
@@ -105,6 +106,12 @@ def test_the_command_writes_a_panel(tmp_path):
     assert refused.exit_code == 2
     assert "deep" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_panel_samples_as_the_options_defaults_do():
+    shown = CliRunner().invoke(app, ["panel", "TextCraft-v0", "--horizon", "6", "--episodes", "1"]).stdout
+    options = {name: getattr(SamplingOptions, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k")}
+    assert json.loads(shown)["sampling"] == {**options, "samples": 1}
 
 
 def write_list(path, *item_ids):
