@@ -27,12 +27,16 @@ class TaskGroup:
         item_id: what `reset(options={"item_id": ...})` gets; None lets `reset(seed)` draw a task.
         size: number of episodes.
         env_index: which of the run's environments plays it.
+        seed: of the environment's reset; None derives it from the key.
+        members: the numbers of the episodes, `size` of them; None counts from 0. They decide what is sampled.
     """
 
     key: tuple[int, ...]
     item_id: str | int | None
     size: int
     env_index: int = 0
+    seed: int | None = None
+    members: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

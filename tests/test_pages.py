@@ -15,6 +15,7 @@ from typing import NamedTuple
 import gymnasium
 import pytest
 import typer
+from rllm_gym.options.methods import TABLES
 from typer.testing import CliRunner
 
 from rllm_gym.algorithms.grpo import PRESETS
@@ -24,7 +25,6 @@ from rllm_gym.cli.rllm_gym import app as rllm_gym_app
 from rllm_gym.cli.written import check_written
 from rllm_gym.data import TrajectoryWriter
 from rllm_gym.options import options_of
-from rllm_gym.options.methods import TABLES
 from tests.data.test_trajectories import record
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
@@ -14,6 +15,11 @@ from rllm_gym.errors import ConfigError, RllmGymError
 FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
+
+RayAddress = Annotated[
+    str | None, typer.Option(envvar="RAY_ADDRESS", help="Join a running Ray cluster: auto, or host:port.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray and its workers log.")]
 
 
 def find_own_modules() -> None:

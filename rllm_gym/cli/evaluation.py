@@ -1,53 +1,142 @@
-"""What `rllib evaluate` does: starts Ray, evaluates a checkpoint, prints a table and writes JSON."""
+"""`rllib evaluate`: plays a policy on panels of tasks, with a running estimate, and prints a table in Markdown."""
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from pathlib import Path
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 
-from rllm_gym.cli.ray_session import ray_session
+from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line
+from rllm_gym.cli.ray_session import prepare_driver, ray_session
+from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.cli.source import ExperimentError, parse_yaml
-from rllm_gym.evaluation.evaluate import evaluate_checkpoint, evaluation_config, table_of
+from rllm_gym.errors import ConfigError
 
 
-def evaluate_and_print(
-    checkpoint: Path,
-    *,
-    env: str | None,
-    env_config: str | None,
-    split: str,
-    num_episodes: int,
-    seed: int,
-    horizon: int | None,
-    greedy: bool,
-    out: Path | None,
-    address: str | None,
-    verbose: bool,
+def evaluate(
+    policy: Annotated[
+        str,
+        typer.Argument(help="A checkpoint; a run or trial folder: its newest checkpoint; or a Hugging Face model."),
+    ],
+    env: Annotated[
+        list[str] | None, typer.Option(help="Another environment than it was trained on; may be given several times.")
+    ] = None,
+    env_config: Annotated[
+        list[str] | None,
+        typer.Option(help="Keys of env_config to add or replace, as JSON; of several environments one for each."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of tasks, of each environment.")] = 100,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 1,
+    split: Annotated[str, typer.Option(help="Split of the environment's tasks.")] = "eval",
+    seed: Annotated[int, typer.Option(min=0, help="Of the tasks, environments and sampling.")] = 10_000,
+    horizon: Annotated[int | None, typer.Option(min=1, help="In turns; default: the last stage's.")] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Take the likeliest token; default: sample as in training.")
+    ] = False,
+    panel: Annotated[
+        list[Path] | None,
+        typer.Option(help="Tasks as `rllm-gym panel` wrote them, in place of --env to --greedy; several times."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(help='Options of the sampler, as JSON: \'{"engine": "transformers"}\'.')
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the results; default: one below evaluations/.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the evaluation in that folder.")] = False,
+    ray_address: RayAddress = None,
+    verbose: Verbose = False,
 ) -> None:
-    """See `rllib evaluate --help`.
+    """Evaluate a policy: success rate with its interval, pass@k, by environment and category; keeps every episode."""
+    with errors_in_one_line():
+        if panel and (env or env_config or horizon or greedy):
+            raise ConfigError("--panel: says the environment, its tasks, horizon and sampling. Leave the others out.")
+        envs = _environments(env or [], env_config or [])
+        options = _mapping(config, "--config") if config else {}
+        # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        prepare_driver(ray_address)
+        from rllm_gym.evaluation.panel import read_panel
+        from rllm_gym.evaluation.playing import TABLE, plan_evaluation, play
 
-    Raises:
-        ConfigError: the environment cannot be made, or Ray has no room.
-    """
-    overrides = parse_yaml(env_config, "--env-config", with_lines=False)[0] if env_config else {}
-    if not isinstance(overrides, dict):
-        raise ExperimentError(f"--env-config: must be a mapping; got {overrides!r}.")
-    algorithm, config = evaluation_config(checkpoint, env=env, env_config=overrides, split=split)
-    bundles = algorithm.default_resource_request(config).bundles  # type: ignore[attr-defined]
-    with ray_session(address, [bundles], verbose=verbose):
-        report = evaluate_checkpoint(
-            checkpoint,
-            algorithm,
-            config,
-            split=split,
-            num_episodes=num_episodes,
-            seed=seed,
-            horizon=horizon,
-            greedy=greedy,
+        with temporary_folder(has_own_ray=ray_address is None):
+            plan = plan_evaluation(
+                policy,
+                envs=envs,
+                panels=[read_panel(path) for path in panel or []],
+                split=split,
+                num_tasks=episodes,
+                samples=samples,
+                seed=seed,
+                horizon=horizon,
+                greedy=greedy,
+                config=options,
+                out=out,
+            )
+            bundles = plan.algorithm.default_resource_request(plan.config).bundles
+            with ray_session(ray_address, [bundles], verbose=verbose), _Estimate(plan.num_episodes) as estimate:
+                report = play(plan, resume=resume, on_progress=estimate)
+        typer.echo((plan.folder / TABLE).read_text(encoding="utf-8"))
+        typer.echo(f"{report['episodes']} episodes, {report['errors']} errors; results in {plan.folder}")
+
+
+def _environments(envs: list[str], env_configs: list[str]) -> list[tuple[str | None, dict[str, Any]]]:
+    """Return each environment with its `env_config`."""
+    configs = [_mapping(text, "--env-config") for text in env_configs]
+    if len(configs) > max(1, len(envs)) or (len(envs) > 1 and 0 < len(configs) < len(envs)):
+        raise ConfigError(
+            f"--env-config: must be given once for each --env, or never; got {len(configs)} for {len(envs)}."
         )
-    Console().print(table_of(report))
-    if out:
-        out.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
-        print(f"report in {out}")
+    names: list[str | None] = list(envs) or [None]
+    return list(zip(names, configs or [{}] * len(names), strict=True))
+
+
+def _mapping(text: str, who: str) -> dict[str, Any]:
+    found = parse_yaml(text, who, with_lines=False)[0]
+    if not isinstance(found, dict):
+        raise ExperimentError(f"{who}: must be a mapping; got {found!r}.")
+    return found
+
+
+class _Estimate:
+    """Shows how far an evaluation is and what it has found: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, num_episodes: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self._is_shown = console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not self._is_shown,
+            transient=True,
+        )
+        self._num_episodes = num_episodes
+        self._task = self._progress.add_task("evaluating", total=num_episodes)
+
+    def __enter__(self) -> _Estimate:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, report: dict[str, Any]) -> None:
+        done = report["episodes"] + report["errors"]
+        text = "no episode without an error so far"
+        if report["episodes"]:
+            low, high = report["success_interval"]
+            text = f"success {report['success_rate']:.3f} ({low:.3f} - {high:.3f})"
+        if report["errors"]:
+            text += f"  errors {report['errors']}"
+        self._progress.update(self._task, completed=done, description=text)
+        if not self._is_shown:
+            print(f"{done}/{self._num_episodes}  {text}", file=sys.stderr, flush=True)

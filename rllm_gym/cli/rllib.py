@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line, find_own_modules
+from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, find_own_modules
+from rllm_gym.cli.evaluation import evaluate
 from rllm_gym.cli.examples import examples, find_example
 from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
 from rllm_gym.cli.ray_session import prepare_driver
@@ -25,6 +25,7 @@ app = typer.Typer(
 train_app = typer.Typer(invoke_without_command=True, help="Train: from a YAML file, or from options.")
 app.add_typer(train_app, name="train")
 app.command()(examples)
+app.command()(evaluate)
 app.callback()(find_own_modules)
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
@@ -32,11 +33,7 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check, reset each environment once, print the resolved configuration.")
 ]
 NoReset = Annotated[bool, typer.Option("--no-reset", help="With --dry-run: do not reset the environments.")]
-RayAddress = Annotated[
-    str | None, typer.Option(envvar="RAY_ADDRESS", help="Join a running Ray cluster: auto, or host:port.")
-]
 Runs = Annotated[str, typer.Option("--storage-path", help="Folder of all runs, or an address: s3://bucket/runs.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray and its workers log.")]
 RUNS = "runs"
 
 
@@ -132,48 +129,6 @@ def _train(
         )
         if code:
             raise typer.Exit(code)
-
-
-@app.command()
-def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run or trial folder: its newest checkpoint.")],
-    env: Annotated[str | None, typer.Option(help="Another environment; default: the one it was trained on.")] = None,
-    env_config: Annotated[str | None, typer.Option(help="Keys of env_config to add or replace, as JSON.")] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 100,
-    split: Annotated[str, typer.Option(help="Split of the environment's tasks.")] = "eval",
-    seed: Annotated[int, typer.Option(min=0, help="Of the tasks, environments and sampling.")] = 10_000,
-    horizon: Annotated[int | None, typer.Option(min=1, help="In turns; default: the last stage's.")] = None,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Take the likeliest token; default: sample as in training.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the report as JSON.")] = None,
-    ray_address: RayAddress = None,
-    verbose: Verbose = False,
-) -> None:
-    """Evaluate a checkpoint: success rate with its interval, by category."""
-    from rllm_gym.checkpoints import resolve_checkpoint
-
-    with errors_in_one_line():
-        path = resolve_checkpoint(checkpoint).absolute()
-        # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        prepare_driver(ray_address)
-        from rllm_gym.cli.evaluation import evaluate_and_print
-
-        with temporary_folder(has_own_ray=ray_address is None):
-            evaluate_and_print(
-                path,
-                env=env,
-                env_config=env_config,
-                split=split,
-                num_episodes=episodes,
-                seed=seed,
-                horizon=horizon,
-                greedy=greedy,
-                out=out,
-                address=ray_address,
-                verbose=verbose,
-            )
 
 
 def main() -> None:

@@ -10,8 +10,10 @@ import typer
 from rllm_gym.cli.check_env import check_env
 from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, find_own_modules
+from rllm_gym.cli.comparison import compare
 from rllm_gym.cli.index import index
 from rllm_gym.cli.new_env import new_env
+from rllm_gym.cli.panels import panel
 from rllm_gym.cli.web_check import web_check
 from rllm_gym.errors import ConfigError
 
@@ -27,6 +29,8 @@ app.command()(index)
 app.command()(web_check)
 app.command()(new_env)
 app.command()(check_env)
+app.command()(compare)
+app.command()(panel)
 
 
 @app.callback()

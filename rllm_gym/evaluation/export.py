@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.evaluation.evaluate import read_config
+from rllm_gym.evaluation.policy import read_config
 
 MODULES = Path("learner_group") / "learner" / "rl_module"
 

@@ -46,7 +46,7 @@ def seed_of(*key: int) -> int:
 class RolloutLoop:
     """Plays groups of episodes and hands each group over when its last episode has ended.
 
-    Seeds: the environment's reset seed is `seed_of(*group.key)`, shared by the group; a completion's is
+    Seeds: the environment's reset seed is the group's, by default `seed_of(*group.key)`; that of a completion is
     `seed_of(*group.key, member, agent index, turn)`. A retried episode uses the same ones.
 
     Args:
@@ -150,9 +150,10 @@ class RolloutLoop:
                     f"RolloutLoop: a group needs at least 1 episode; got size {group.size} for {group.key}."
                 )
             progress = Progress(group)
-            for member in range(group.size):
+            seed = seed_of(*group.key) if group.seed is None else group.seed
+            for member in group.members or range(group.size):
                 episode_id = "-".join(map(str, (*group.key, member)))
-                episode = Episode(episode_id, group, member, seed_of(*group.key), item_id=group.item_id)
+                episode = Episode(episode_id, group, member, seed, item_id=group.item_id)
                 self._pending.append((progress, episode))
 
     def finished_groups(self) -> Iterator[EpisodeGroup]:

@@ -73,11 +73,13 @@ class TaskSampler:
         return items[order[k]]
 
 
-def evaluation_groups(item_ids: Sequence[Sequence[str] | None], num_episodes: int, *, seed: int) -> list[TaskGroup]:
+def evaluation_groups(
+    item_ids: Sequence[Sequence[str | int | None] | None], num_episodes: int, *, seed: int
+) -> list[TaskGroup]:
     """Return groups of one episode: `num_episodes` over each environment's tasks, as evenly as can be."""
     groups: list[TaskGroup] = []
     for env_index, ids in enumerate(item_ids):
-        items: Sequence[str | None] = ids or [None]
+        items: Sequence[str | int | None] = ids or [None]
         order = np.random.default_rng(seed).permutation(len(items))
         groups += [
             TaskGroup((seed, EVALUATION_STEP, len(groups) + k), items[order[k % len(order)]], 1, env_index)

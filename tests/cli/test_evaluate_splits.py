@@ -8,7 +8,7 @@ import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
 from rllm_gym.errors import ConfigError
-from rllm_gym.evaluation.evaluate import evaluation_config
+from rllm_gym.evaluation.policy import Policy, playing_config, with_environment
 
 
 @pytest.fixture
@@ -22,6 +22,12 @@ def checkpoint(tmp_path):
         return tmp_path
 
     return write
+
+
+def evaluation_config(folder, *, env=None, env_config=None, split):
+    algorithm, config = playing_config(Policy(str(folder), folder))
+    with_environment(config, str(folder), env=env, env_config=env_config, split=split)
+    return algorithm, config
 
 
 def test_the_splits_of_the_run_can_be_evaluated_by_name(checkpoint):

@@ -19,8 +19,6 @@ from rllm_gym.cli.progress import ProgressReporter, step_line
 from rllm_gym.cli.ray_session import check_capacity
 from rllm_gym.cli.summary import draw_curve, write_summary
 from rllm_gym.errors import ConfigError
-from rllm_gym.evaluation.evaluate import report_of
-from rllm_gym.types import Episode, TaskGroup
 
 RESULT: dict[str, Any] = {
     "training_iteration": 12,
@@ -235,23 +233,3 @@ def test_a_trial_that_cannot_fit_is_named_with_its_remedy() -> None:
 def test_a_worker_that_fits_no_single_node_is_named() -> None:
     with pytest.raises(ConfigError, match="it asks for 4 CPUs, which no node has"):
         check_capacity([{"CPU": 4.0}], [{"CPU": 2.0}, {"CPU": 2.0}], where="the cluster")
-
-
-def episode(category: str, is_success: bool) -> Episode:
-    info = {"category": category, "is_success": is_success}
-    return Episode(episode_id="e", group=TaskGroup((0, 0, 0), None, 1), member=0, seed=0, info=info)
-
-
-def test_an_evaluation_counts_by_category_with_wilson_intervals() -> None:
-    episodes = [episode("depth_1", True)] * 8 + [episode("depth_1", False)] * 2 + [episode("depth_2", False)] * 5
-    report = report_of({"horizon": 6}, episodes)
-    assert (report["episodes"], report["successes"]) == (15, 8)
-    depth_1, depth_2 = report["categories"]["depth_1"], report["categories"]["depth_2"]
-    # Wilson at z = 1.959964: centre (p + z^2 / 2n) / (1 + z^2 / n), p = 0.8, n = 10.
-    assert depth_1["success_interval"] == pytest.approx([0.49016, 0.94332], abs=1e-4)
-    assert depth_2["success_rate"] == 0.0
-    assert depth_2["success_interval"] == pytest.approx([0.0, 0.43449], abs=1e-4)
-
-
-def test_an_evaluation_without_episodes_has_no_rate() -> None:
-    assert report_of({}, [])["success_rate"] is None

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from rllm_gym.checkpoints import newest_checkpoint, read_results
+from rllm_gym.data import read_episodes
 from rllm_gym.lineage import RESUMED_FROM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -148,10 +149,12 @@ def test_a_run_is_evaluated_and_exported(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    out = run(folder, "rllib", "evaluate", "runs/e2e", "--episodes", 6, "--horizon", 3, "--out", "report.json")
-    assert "success rate" in out
-    report = json.loads((folder / "report.json").read_text())
-    assert (report["split"], report["episodes"], report["metrics"]["horizon"]) == ("eval", 6, 3)
+    out = run(folder, "rllib", "evaluate", "runs/e2e", "--episodes", 6, "--horizon", 3, "--out", "evaluated")
+    assert "| model |" in out
+    report = json.loads((folder / "evaluated" / "result.json").read_text())
+    [of_env] = report["by_env"].values()
+    assert (of_env["split"], report["episodes"], of_env["horizon"]) == ("eval", 6, 3)
+    assert len(list(read_episodes(folder / "evaluated"))) == 6
     assert report["success_interval"][0] <= report["success_rate"] <= report["success_interval"][1]
 
     run(folder, "rllm_gym", "export", "runs/e2e", "exported")

@@ -1,0 +1,73 @@
+"""Reads AgentGym-RL's lists of test tasks, where its items are this package's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.errors import ConfigError
+from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
+
+# Environments whose items have AgentGym's numbers, and how many of them AgentGym has; the docstring of each says so.
+NUM_ITEMS = {"textcraft": 544, "babyai": 900, "sciworld": 4639, "searchqa": None, "webarena": 812}
+# Where a keyword decides it: without it the environment plays tasks of its own under these numbers.
+NEEDED = {
+    "searchqa": ("data", "the questions in Search-R1's format"),
+    "webarena": ("task_set", "webarena, whose 812 tasks the list is of"),
+}
+
+
+def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
+    """Return the item ids of an AgentGym-RL list, JSON or JSON Lines of objects like {"item_id": "textcraft_17"}.
+
+    Raises:
+        ConfigError: the file is no such list, or an item of it is not this environment's.
+    """
+    env = make_text_env(spec.with_split("all"))
+    try:
+        text_env = env.unwrapped
+        name, known = getattr(text_env, "name", ""), set(getattr(text_env, "item_ids", None) or ())
+    finally:
+        env.close()
+    if name not in NUM_ITEMS:
+        raise ConfigError(
+            f"panel: --from: AgentGym-RL's items are those of {', '.join(NUM_ITEMS)}; {spec.name} has others under its "
+            "numbers. Choose its tasks with --split."
+        )
+    option, meaning = NEEDED.get(name, (None, ""))
+    if option is not None and spec.env_config.get(option) in (None, "embedded"):
+        raise ConfigError(
+            f"panel: --from: {spec.name} has AgentGym-RL's items only with {option} ({meaning}); got none. "
+            f"Set --env-config '{{\"{option}\": ...}}'."
+        )
+    found = [_item_of(row, name, f"{path}:{number}") for number, row in enumerate(_rows(path), start=1)]
+    if not found:
+        raise ConfigError(f"panel: --from: must hold tasks; got none in {str(path)!r}.")
+    most = NUM_ITEMS[name]
+    for item_id in found:
+        number = int(item_id.rpartition("_")[2])
+        if item_id not in known or (most is not None and number >= most):
+            raise ConfigError(f"panel: --from: {spec.name} has no item {item_id!r} of AgentGym's; see its page.")
+    return found
+
+
+def _rows(path: Path) -> list[Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+        rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"panel: --from: must be JSON or JSON Lines; got {str(path)!r} ({error}).") from error
+    return rows
+
+
+def _item_of(row: Any, name: str, where: str) -> str:
+    item_id = row.get("item_id") if isinstance(row, Mapping) else row
+    prefix, _, number = str(item_id).rpartition("_")
+    if prefix != name or not (number.isascii() and number.isdigit()):
+        raise ConfigError(
+            f"panel: --from: items must be like {name}_17; got {item_id!r} in entry {where}. Name the environment that "
+            "the list is of."
+        )
+    return f"{name}_{int(number)}"

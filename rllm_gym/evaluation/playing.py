@@ -1,0 +1,268 @@
+"""Evaluates a policy on panels of tasks: plays them, keeps every episode, and goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.data import EpisodeRecord, read_episodes
+from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
+from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
+from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
+from rllm_gym.evaluation.report import Outcome, markdown_table, outcome_of, report_of
+from rllm_gym.training.recorder import Recorder
+from rllm_gym.types import Episode, TaskGroup
+
+# Written before the first episode is played.
+PLAN, RESULT, TABLE, TRAJECTORIES = "evaluation.json", "result.json", "table.md", "trajectories"
+
+
+@dataclass
+class Plan:
+    """An evaluation that can begin.
+
+    Args:
+        algorithm: the class that plays, with its `config`, whose environments are the panels', in their order.
+        folder: of the results.
+    """
+
+    policy: Policy
+    algorithm: Any
+    config: Any
+    panels: Sequence[Panel]
+    folder: Path
+
+    @property
+    def names(self) -> list[str]:
+        return [spec.name for spec in self.config.environments]
+
+    @property
+    def num_episodes(self) -> int:
+        return sum(len(panel) * panel.samples for panel in self.panels)
+
+
+def evaluate(source: str | Path, *, resume: bool = False, on_progress: Any = None, **what: Any) -> dict[str, Any]:
+    """Evaluate a checkpoint, the newest one of a run, or a Hugging Face model; returns what `result.json` holds.
+
+        from rllm_gym.evaluation import evaluate
+        result = evaluate("runs/quickstart", split="eval", num_tasks=100, samples=4)
+        result["success_rate"], result["success_interval"], result["pass@k"]
+
+    Args:
+        resume: go on with the evaluation in the folder, without playing again what has been played.
+        on_progress: called with the report so far whenever episodes have ended.
+        what: see `plan_evaluation`.
+    """
+    return play(plan_evaluation(source, **what), resume=resume, on_progress=on_progress)
+
+
+def plan_evaluation(
+    source: str | Path,
+    *,
+    envs: Sequence[tuple[str | None, Mapping[str, Any]]] = (),
+    panels: Sequence[Panel] = (),
+    split: str = "eval",
+    num_tasks: int = 100,
+    samples: int = 1,
+    seed: int = 10_000,
+    horizon: int | None = None,
+    greedy: bool = False,
+    config: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+) -> Plan:
+    """Return what an evaluation will play, after checking it.
+
+    Args:
+        envs: (environment's id, keys of its `env_config`); none means what the policy was trained on.
+        panels: play these, and nothing of `envs` to `greedy`.
+        split: of the environments' tasks.
+        num_tasks: of each environment.
+        samples: episodes of each task.
+        seed: of the tasks, and of their environments.
+        horizon: in turns; default: the last stage's of the training.
+        greedy: take the likeliest token; else sample as the run evaluated.
+        config: options of the sampler (`engine`, `max_model_len`, ...) in place of the checkpoint's or the defaults.
+        out: the folder of the results; default: `evaluations/<policy>-<hash of the panels>`.
+
+    Raises:
+        ConfigError: one of these cannot be.
+    """
+    policy = find_policy(source)
+    if not panels:
+        panels = []
+        for env, env_config in envs or [(None, {})]:
+            _, trained = playing_config(policy, config)
+            with_environment(trained, policy.name, env=env, env_config=env_config, split=split)
+            sampling = trained.greedy_params if greedy else trained.evaluation_params
+            for spec in trained.environments:
+                turns = horizon or trained.horizon_schedules[spec.name].last
+                if turns is None and policy.checkpoint is None:
+                    raise ConfigError(f"evaluate: {spec.name} needs a horizon; got none. Set --horizon.")
+                panels.append(
+                    make_panel(
+                        spec,
+                        split=split,
+                        num_tasks=num_tasks,
+                        samples=samples,
+                        seed=seed,
+                        horizon=turns,
+                        sampling=sampling,
+                    )
+                )
+    algorithm, playing = playing_config(policy, config)
+    _play_on(playing, panels)
+    name = Path(policy.name)
+    label = name.name if policy.checkpoint is None else "-".join(name.parts[-3:])
+    folder = Path(out) if out is not None else Path("evaluations") / f"{label}-{hash_of(panels)[:8]}"
+    return Plan(policy, algorithm, playing, panels, folder)
+
+
+def _play_on(config: Any, panels: Sequence[Panel]) -> None:
+    """Give a configuration the panels' environments, in their order."""
+    taken = Counter(panel.hash for panel in panels)
+    if len(taken) < len(panels):
+        raise ConfigError(f"evaluate: a panel is played once; got {max(taken, key=taken.__getitem__)[:12]} twice.")
+    names = Counter(panel.spec.name for panel in panels)
+    entries = []
+    for panel in panels:
+        if panel.sampling.max_new_tokens >= config.max_model_len:
+            raise ConfigError(
+                f"evaluate: max_model_len must be above the panel's max_new_tokens, {panel.sampling.max_new_tokens}; "
+                f"got {config.max_model_len}. Raise it: --config '{{\"max_model_len\": ...}}'."
+            )
+        name = panel.spec.name if names[panel.spec.name] == 1 else f"{panel.spec.name}-{panel.hash[:8]}"
+        entries.append({"id": panel.env, "env_config": dict(panel.env_config), "name": name})
+    if len(panels) == 1:  # a name given to ray.tune.register_env may stand alone only
+        config.env, config.env_config = panels[0].env, dict(panels[0].env_config)
+    else:
+        config.env, config.env_config = entries, {}
+    # The panels say what is played, and each its horizon.
+    config.evaluation_splits, config.scaling_inter, config.max_episode_steps = ("train",), None, None
+
+
+def play(
+    plan: Plan, *, resume: bool = False, on_progress: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Play what is planned and write the results; see `evaluate`.
+
+    Raises:
+        ConfigError: the folder holds another evaluation, or this one and `resume` is False.
+        TooManyFailedEpisodesError: more than `max_failed_fraction` of all episodes failed. What was played is kept.
+    """
+    found = _open_folder(plan, resume=resume)
+    groups = [_missing(group, found) for k, panel in enumerate(plan.panels) for group in panel.groups(k)]
+    groups = [group for group in groups if group.size]
+    recorder = Recorder(plan.folder / TRAJECTORIES, plan.config.environments)
+    try:
+        if groups:
+            for outcomes in _played(plan, groups, recorder):
+                found.update({(o.group, o.member): o for o in outcomes})
+                if on_progress:
+                    on_progress(_report(plan, found))
+                _check_failures(plan, found)
+    finally:
+        recorder.close()
+    report = _report(plan, found)
+    (plan.folder / RESULT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (plan.folder / TABLE).write_text(markdown_table([report]), encoding="utf-8")
+    return report
+
+
+def _played(plan: Plan, groups: Sequence[TaskGroup], recorder: Recorder) -> Iterator[list[Outcome]]:
+    """Play groups request by request, storing each one's episodes when it is answered."""
+    config, checkpoint = plan.config, plan.policy.checkpoint
+    if checkpoint is None:
+        algo = plan.algorithm(config=config)
+    else:
+        algo = plan.algorithm.from_checkpoint(str(checkpoint), config=config)
+    # Of requests as large as the runners' environments are many the slowest episode would idle half of them.
+    capacity = 2 * config.num_env_runners * config.num_envs_per_env_runner
+    horizons = {name: panel.horizon for name, panel in zip(plan.names, plan.panels, strict=True)}
+    try:
+        for k, panel in enumerate(plan.panels):
+            of_panel = [group for group in groups if group.env_index == k]
+            per_request = max(1, capacity // panel.samples)
+            for first in range(0, len(of_panel), per_request):
+                request = of_panel[first : first + per_request]
+                played, failed = algo.sample(request, max_episode_steps=horizons, params=panel.sampling)
+                episodes: list[Episode] = [*played, *failed]
+                records = recorder.append(episodes, train_step=None, horizons=horizons, split=panel.split)
+                yield _outcomes(records)
+    finally:
+        algo.stop()
+
+
+def _outcomes(records: Sequence[EpisodeRecord]) -> list[Outcome]:
+    """Return what came of stored episodes; of one that was played again, the later."""
+    by_episode: dict[tuple[Any, ...], dict[str, EpisodeRecord]] = {}
+    for record in records:
+        episode = by_episode.setdefault((*record.group, record.member), {})
+        if any(other.error is not None for other in episode.values()):
+            episode.clear()
+        episode[record.agent_id] = record
+    return [outcome_of(list(of_episode.values())) for of_episode in by_episode.values()]
+
+
+def _open_folder(plan: Plan, *, resume: bool) -> dict[Any, Outcome]:
+    """Return what the folder holds of this evaluation; of a fresh one, note what it is of."""
+    mine = {
+        "model": plan.policy.name,
+        "identity": plan.policy.identity,
+        "panel_hash": hash_of(plan.panels),
+        "panels": [json.loads(panel.to_json()) for panel in plan.panels],
+    }
+    file = plan.folder / PLAN
+    if not file.is_file():
+        if plan.folder.exists() and any(plan.folder.iterdir()):
+            raise ConfigError(f"evaluate: --out must be an empty folder; got {str(plan.folder)!r}. Choose another one.")
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(mine, indent=1) + "\n", encoding="utf-8")
+        return {}
+    there = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("identity", "panel_hash"):
+        if there[key] != mine[key]:
+            raise ConfigError(
+                f"evaluate: {str(plan.folder)!r} holds the evaluation of another "
+                f"{'policy' if key == 'identity' else 'panel'}: {there[key][:12]}, and this one is {mine[key][:12]}. "
+                "Choose another --out."
+            )
+    if not resume:
+        raise ConfigError(
+            f"evaluate: {str(plan.folder)!r} holds this evaluation already. Go on with it with --resume, or choose "
+            "another --out."
+        )
+    trajectories = plan.folder / TRAJECTORIES
+    records = list(read_episodes(trajectories)) if trajectories.is_dir() else []
+    return {(outcome.group, outcome.member): outcome for outcome in _outcomes(records)}
+
+
+def _missing(group: TaskGroup, found: Mapping[Any, Outcome]) -> TaskGroup:
+    """Return what is left of a group to play: what was not played, and what ended in an error."""
+    members = []
+    for member in range(group.size):
+        outcome = found.get((group.key, member))
+        if outcome is None or outcome.error is not None:
+            members.append(member)
+    return replace(group, size=len(members), members=tuple(members))
+
+
+def _report(plan: Plan, found: Mapping[Any, Outcome]) -> dict[str, Any]:
+    return {
+        "model": plan.policy.name,
+        "panel_hash": hash_of(plan.panels),
+        **report_of(dict(zip(plan.names, plan.panels, strict=True)), list(found.values())),
+    }
+
+
+def _check_failures(plan: Plan, found: Mapping[Any, Outcome]) -> None:
+    failed = [outcome.error for outcome in found.values() if outcome.error is not None]
+    if failed and len(failed) > plan.config.max_failed_fraction * plan.num_episodes:
+        raise TooManyFailedEpisodesError(
+            f"evaluate: {len(failed)} of {plan.num_episodes} episodes failed, more than max_failed_fraction "
+            f"{plan.config.max_failed_fraction}. The first error: {failed[0]} What was played is in {plan.folder}; "
+            "--resume plays the rest, and what failed."
+        )

@@ -1,0 +1,122 @@
+"""What is evaluated: a checkpoint's policy or a Hugging Face model, and the configuration that plays it."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.checkpoints import MANIFEST, resolve_checkpoint
+from rllm_gym.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy to evaluate.
+
+    Args:
+        name: the checkpoint's path, or the model's name or folder.
+        checkpoint: None for a model.
+    """
+
+    name: str
+    checkpoint: Path | None
+
+    @property
+    def identity(self) -> str:
+        """What tells this policy from another: of a checkpoint the hash of its list of files, else the name."""
+        if self.checkpoint is None or not (self.checkpoint / MANIFEST).is_file():
+            return self.name
+        return hashlib.sha256((self.checkpoint / MANIFEST).read_bytes()).hexdigest()
+
+
+def find_policy(source: str | Path) -> Policy:
+    """Return what a text means: a checkpoint, the newest of a run or trial, or a Hugging Face model.
+
+    Raises:
+        ConfigError: a folder with neither, or a model that is not found.
+    """
+    from rllm_gym.models import resolve_base_model
+
+    path = Path(source)
+    if path.is_dir() and not (path / "config.json").is_file():
+        checkpoint = resolve_checkpoint(path).absolute()
+        return Policy(str(checkpoint), checkpoint)
+    resolve_base_model(source)
+    return Policy(str(path.absolute()) if path.is_dir() else str(source), None)
+
+
+def read_config(checkpoint: Path) -> tuple[type, Any]:
+    """Return a checkpoint's algorithm class and configuration. Checkpoints are pickled: load only your own.
+
+    Raises:
+        ConfigError: the folder holds no checkpoint of an algorithm.
+    """
+    try:
+        content = pickle.loads((checkpoint / "class_and_ctor_args.pkl").read_bytes())
+        algorithm, state = content["class"], content["ctor_args_and_kwargs"][0][0]
+        return algorithm, algorithm.get_default_config().from_state(state)
+    except (OSError, pickle.UnpicklingError, EOFError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"checkpoint: {str(checkpoint)!r} cannot be read as an algorithm's checkpoint ({error})."
+        ) from error
+
+
+def playing_config(policy: Policy, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    """Return the algorithm's class and a configuration with which it plays a policy, whatever it was trained on.
+
+    Args:
+        options: of the sampler, such as `engine` and `max_model_len`, in place of the checkpoint's or the defaults.
+    """
+    from rllm_gym.algorithms.registry import get_algorithm_class
+
+    if policy.checkpoint is not None:
+        algorithm, config = read_config(policy.checkpoint)
+    else:
+        algorithm = get_algorithm_class("GRPO")
+        config = algorithm.get_default_config()
+        config.base_model = policy.name
+    try:
+        config.update_from_dict(dict(options or {}))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"evaluate: config: {' '.join(str(error).split())}") from error
+    # Methods that learn from recorded episodes have EnvRunners only where they evaluate.
+    config.evaluation_interval, config.num_env_runners = 1, max(1, config.num_env_runners)
+    config.save_trajectories = False
+    if hasattr(config, "without_data"):
+        config.without_data()
+    return algorithm, config
+
+
+def with_environment(
+    config: Any, who: str, *, env: str | None, env_config: Mapping[str, Any] | None, split: str
+) -> None:
+    """Set the environments of a configuration: the trained ones, or another.
+
+    Args:
+        env: another environment's id; the trained one's `env_config` then does not apply.
+        env_config: keys to add to or replace in `env_config`.
+        split: what will be evaluated; it is checked by making the environment once.
+
+    Raises:
+        ConfigError: the environment cannot be made, or the split holds what is trained on.
+    """
+    from rllm_gym.registration import normalize_env_id
+    from rllm_gym.rollout.environments import check_evaluation, make_text_env
+
+    env_id = normalize_env_id(env) if env else config.env
+    kept = config.env_config if env_id == config.env else {}
+    # RLlib's environment() would merge the dictionaries.
+    config.env, config.env_config = env_id, {**kept, **(env_config or {})}
+    if config.env is None:
+        raise ConfigError(f"evaluate: needs an environment; {who} has none of its own. Name it with --env.")
+    config.evaluation_splits = (split,)
+    try:
+        for spec in config.environments:
+            make_text_env(spec).close()
+        check_evaluation(config)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error

@@ -1,0 +1,170 @@
+"""An evaluation from beginning to end, in one process: what is played, kept, counted and gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from unittest import mock
+
+import pytest
+from ray.rllib.algorithms import algorithm as rllib_algorithm
+
+from rllm_gym.data import read_episodes
+from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
+from rllm_gym.evaluation import playing as evaluation
+from rllm_gym.evaluation.panel import make_panel
+from rllm_gym.evaluation.report import Outcome, markdown_table, report_of
+from rllm_gym.rollout import env_runner
+from rllm_gym.rollout.environments import EnvironmentSpec
+from rllm_gym.types import SamplingParams
+from tests.wiring.harness import Recorder, Runners
+
+OPTIONS = {"max_model_len": 160, "max_new_tokens": 24, "num_envs_per_env_runner": 4, "zero_stage": 0}
+SAMPLING = SamplingParams(max_new_tokens=24)
+
+
+def panel(num_tasks=6, samples=2, *, env="maze", seed=5, split="eval", **env_config):
+    spec = EnvironmentSpec(env, env, env_config)
+    return make_panel(spec, split=split, num_tasks=num_tasks, samples=samples, seed=seed, horizon=3, sampling=SAMPLING)
+
+
+@pytest.fixture
+def evaluated(ray_cluster, tiny_model, tmp_path):
+    """Evaluate the tiny model on panels; `max_requests` interrupts after as many."""
+
+    def evaluate(*panels, folder="out", max_requests=None, **options):
+        requests = 0
+
+        def interrupt(report):
+            nonlocal requests
+            requests += 1
+            progress.append(report)
+            if requests == max_requests:
+                raise KeyboardInterrupt
+
+        progress = []
+        resume = options.pop("resume", False)
+        with (
+            mock.patch.object(rllib_algorithm, "EnvRunnerGroup", Runners),
+            mock.patch.object(env_runner, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
+        ):
+            plan = evaluation.plan_evaluation(
+                tiny_model, panels=panels, out=tmp_path / folder, config=OPTIONS | options
+            )
+            return evaluation.play(plan, resume=resume, on_progress=interrupt), progress
+
+    return evaluate
+
+
+def test_every_episode_is_kept_and_counted(evaluated, tmp_path):
+    report, progress = evaluated(panel())
+    records = list(read_episodes(tmp_path / "out"))
+    assert len(records) == report["episodes"] == 12
+    assert {(record.split, record.is_evaluation, record.train_step) for record in records} == {("eval", True, None)}
+    assert {record.item_id for record in records} == {f"maze_{k}" for k in range(1, 12, 2)}
+    assert report["success_rate"] == sum(bool(record.is_success) for record in records) / 12
+    assert 0 < report["success_rate"] < 1
+    assert report["mean_return"] == pytest.approx(sum(record.total_reward for record in records) / 12)
+    assert report["turns"] == sum(len(record.turns) for record in records) / 12
+    assert report["errors"] == 0
+    # Requests of 2 x 4 episodes: a running estimate of 8, then of all.
+    assert [so_far["episodes"] for so_far in progress] == [8, 12]
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == json.loads(json.dumps(report))
+    assert (tmp_path / "out" / "table.md").read_text() == markdown_table([report])
+
+
+def test_an_interrupted_evaluation_goes_on_without_playing_again(evaluated, tmp_path):
+    whole, _ = evaluated(panel(), folder="whole")
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(panel(), max_requests=1)
+    assert not (tmp_path / "out" / "result.json").exists()
+    with pytest.raises(ConfigError, match=r"holds this evaluation already\. Go on with it with --resume"):
+        evaluated(panel())
+    report, progress = evaluated(panel(), resume=True)
+    assert [so_far["episodes"] for so_far in progress] == [12]
+    assert len(list(read_episodes(tmp_path / "out"))) == 12
+    assert report == whole
+    again, progress = evaluated(panel(), resume=True)
+    assert (again, progress) == (whole, [])
+    with pytest.raises(ConfigError, match="holds the evaluation of another panel"):
+        evaluated(panel(seed=6), resume=True)
+
+
+def test_errors_are_no_failures_and_are_played_again_by_resume(evaluated, tmp_path, monkeypatch):
+    broken = panel(fail_items=(3,))
+    with pytest.raises(TooManyFailedEpisodesError, match=r"2 of 12 episodes failed.*--resume plays the rest"):
+        evaluated(broken, max_episode_retries=0)
+    report, _ = evaluated(broken, resume=True, max_failed_fraction=1.0, max_episode_retries=0)
+    assert (report["episodes"], report["errors"], report["end_reasons"]["error"]) == (10, 2, 2)
+    [of_broken] = [task for task in report["by_env"]["maze"]["tasks"] if task["errors"]]
+    assert (of_broken["item_id"], of_broken["episodes"], len(of_broken["errors"])) == ("maze_3", 0, 2)
+    assert "item 3 is broken" in of_broken["errors"][0]
+    played = [record for record in read_episodes(tmp_path / "out") if record.error is None]
+    assert report["success_rate"] == sum(bool(record.is_success) for record in played) / 10
+    monkeypatch.setattr("tests.wiring.harness.Maze._reset_item", repaired)
+    mended, progress = evaluated(broken, resume=True, max_episode_retries=0)
+    assert (mended["episodes"], mended["errors"], len(progress)) == (12, 0, 1)
+    assert len(list(read_episodes(tmp_path / "out"))) > 12  # the failed ones are kept
+
+
+def repaired(self, index):
+    self._steps = 0
+    return f"Room {index}."
+
+
+def test_several_environments_each_have_their_numbers(evaluated, tmp_path):
+    panels = panel(4, 1), panel(3, 2, env="rllm_gym:rllm_gym/TextCraft-v0", system_prompt="")
+    report, _ = evaluated(*panels, max_model_len=2048)
+    assert report["panel_hash"] not in {p.hash for p in panels}
+    maze, craft = report["by_env"]["maze"], report["by_env"]["TextCraft-v0"]
+    assert (maze["episodes"], craft["episodes"], report["episodes"]) == (4, 6, 10)
+    assert [block["panel_hash"] for block in (maze, craft)] == [p.hash for p in panels]
+    assert report["success_rate"] == (maze["successes"] + craft["successes"]) / 10
+    alone, _ = evaluated(panels[0], folder="alone")
+    assert alone["by_env"]["maze"]["tasks"] == maze["tasks"]  # whatever is played beside it
+    header = markdown_table([report]).splitlines()[0]
+    assert header == "| model | maze | TextCraft-v0 | overall |"
+
+
+def outcome(k, member, is_success, *, category="a", error=None):
+    group = panel(3, 2).groups(0)[k].key
+    return Outcome(group, member, is_success, 1.0 * is_success, 2, 10, category, "error" if error else "horizon", error)
+
+
+def test_the_numbers_of_a_report():
+    outcomes = [
+        outcome(0, 0, True), outcome(0, 1, False),
+        outcome(1, 0, True, category="b"), outcome(1, 1, True, category="b"),
+        outcome(2, 0, False), outcome(2, 1, False, error="down"),
+    ]  # fmt: skip
+    report = report_of({"maze": panel(3, 2)}, outcomes)
+    assert (report["episodes"], report["successes"], report["errors"]) == (5, 3, 1)
+    assert report["success_rate"] == pytest.approx(3 / 5)
+    assert report["avg@k"] == pytest.approx((1 / 2 + 1 + 0) / 3)
+    assert report["pass@k"] == {"1": pytest.approx(0.5), "2": 1.0}  # the third task has one episode only
+    assert report["pass^k"] == {"1": pytest.approx(0.5), "2": 0.5}
+    assert (report["mean_return"], report["turns"], report["tokens"]) == (pytest.approx(0.6), 2, 10)
+    by_category = report["by_category"]
+    assert [by_category[c]["success_rate"] for c in ("a", "b")] == [pytest.approx(1 / 3), 1.0]
+    table = markdown_table([{"model": "tiny", **report}]).splitlines()
+    assert table[0] == "| model | a | b | overall |"
+    assert table[2].startswith("| tiny | 33.3 (")
+    assert report_of({"maze": panel(3, 2)}, [])["success_rate"] is None
+
+
+def test_a_models_evaluation_needs_a_horizon_and_room_for_a_turn(ray_cluster, tiny_model, tmp_path):
+    plan = functools.partial(evaluation.plan_evaluation, tiny_model, out=tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"evaluate: needs an environment; .* Name it with --env"):
+        plan()
+    with pytest.raises(ConfigError, match=r"TextCraft-v0 needs a horizon; got none\. Set --horizon"):
+        plan(envs=[("rllm_gym/TextCraft-v0", {})])
+    long_turns = dataclasses.replace(panel(), sampling=SamplingParams(max_new_tokens=500))
+    with pytest.raises(ConfigError, match="max_model_len must be above the panel's max_new_tokens, 500; got 160"):
+        plan(panels=[long_turns], config=OPTIONS)
+    with pytest.raises(ConfigError, match="a panel is played once"):
+        plan(panels=[panel(), panel()], config=OPTIONS)
+    planned = plan(envs=[("TextCraft-v0", {"depth": 1})], horizon=4, num_tasks=5, samples=3, config=OPTIONS)
+    assert [(p.env, p.env_config, len(p), p.samples, p.horizon) for p in planned.panels] == [
+        ("rllm_gym:rllm_gym/TextCraft-v0", {"depth": 1}, 5, 3, 4)
+    ]

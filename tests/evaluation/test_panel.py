@@ -1,0 +1,153 @@
+"""A panel means the same tasks wherever it is played, and its hash says which."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import random
+
+import pytest
+from rllm_gym.options.common import SamplingOptions
+from typer.testing import CliRunner
+
+from rllm_gym.cli.rllm_gym import app
+from rllm_gym.envs.base import TextEnv
+from rllm_gym.errors import ConfigError
+from rllm_gym.evaluation.agentgym import read_test_list
+from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
+from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
+from rllm_gym.types import SamplingParams
+
+TEXTCRAFT = "rllm_gym:rllm_gym/TextCraft-v0"
+
+
+def panel(num_tasks=20, *, env=TEXTCRAFT, env_config=None, **changes):
+    spec = EnvironmentSpec("env", env, env_config or {})
+    settings = {"split": "eval", "samples": 1, "seed": 3, "horizon": 8, "sampling": SamplingParams(64)}
+    return make_panel(spec, num_tasks=num_tasks, **{**settings, **changes})
+
+
+def test_a_panels_file_gives_it_back(tmp_path):
+    made = panel(env_config={"depth": [1, 2]}, samples=4)
+    file = tmp_path / "panel.json"
+    file.write_text(made.to_json())
+    read = read_panel(file)
+    assert read == made
+    assert read.hash == json.loads(file.read_text())["panel_hash"]
+    assert len(read.hash) == 64
+    file.write_text(made.to_json().replace('"horizon": 8', '"horizon": 9'))
+    with pytest.raises(ConfigError, match="is not as it was written"):
+        read_panel(file)
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match=r"must be a file that `rllm-gym panel` wrote"):
+        read_panel(file)
+
+
+def test_the_hash_is_that_of_the_canonical_json():
+    made = dataclasses.replace(panel(1), item_ids=["textcraft_3"], seeds=[7], env_config={"depth": 1})
+    text = (
+        '{"env":"rllm_gym:rllm_gym/TextCraft-v0","env_config":{"depth":1},"horizon":8,"item_ids":["textcraft_3"],'
+        '"sampling":{"max_new_tokens":64,"samples":1,"temperature":1.0,"top_k":0,"top_p":1.0},"seeds":[7]}'
+    )
+    assert made.hash == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_whatever_changes_an_episode_changes_the_hash_and_nothing_else_does():
+    made = panel()
+    changed = [
+        panel(19), panel(seed=4), panel(split="train"), panel(samples=2), panel(horizon=9),
+        panel(sampling=SamplingParams(65)), panel(sampling=SamplingParams(64, temperature=0.5)),
+        panel(env_config={"system_prompt": ""}), panel(env="rllm_gym:rllm_gym/BabyAI-v0"),
+    ]  # fmt: skip
+    assert len({made.hash, *(other.hash for other in changed)}) == 10
+    same_tasks = panel(env_config={"splits": {"eval": list(made.item_ids)}}, item_ids=made.item_ids)
+    assert same_tasks.hash == made.hash  # how the tasks were chosen says nothing about them
+    assert hash_of([made, changed[0]]) == hash_of([changed[0], made]) != made.hash
+    assert hash_of([made]) == made.hash
+
+
+def first_observations(env, env_config, tasks):
+    """Return {task number: first observation}, of one environment that plays them one after the other."""
+    played = make_text_env(EnvironmentSpec("env", env, env_config))
+    try:
+        return {k: played.reset(seed=seed, options={"item_id": item_id})[0] for k, item_id, seed in tasks}
+    finally:
+        played.close()
+
+
+@pytest.mark.parametrize("env", [TEXTCRAFT, "rllm_gym:rllm_gym/BabyAI-v0"])
+def test_a_panel_begins_alike_in_any_number_of_processes_and_in_any_order(env, tmp_path):
+    if "BabyAI" in env:
+        pytest.importorskip("minigrid")
+    file = tmp_path / "panel.json"
+    file.write_text(panel(24, env=env).to_json())
+    read = read_panel(file)
+    tasks = list(zip(range(len(read)), read.item_ids, read.seeds, strict=True))
+    expected = first_observations(env, read.env_config, tasks)
+    assert len(set(expected.values())) > 12
+    random.Random(0).shuffle(tasks)
+    # A fresh interpreter each, with string hashes of its own.
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        parts = pool.starmap(first_observations, [(env, dict(read.env_config), tasks[k::3]) for k in range(3)])
+    assert {k: text for part in parts for k, text in part.items()} == expected
+
+
+def test_the_command_writes_a_panel(tmp_path):
+    arguments = ["panel", "TextCraft-v0", "--horizon", "6", "--episodes", "5", "--env-config", '{"depth": 1}']
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    file = tmp_path / "panel.json"
+    file.write_text(result.stdout)
+    read = read_panel(file)
+    assert (len(read), read.horizon, read.env_config, read.split) == (5, 6, {"depth": 1}, "eval")
+    refused = CliRunner().invoke(app, [*arguments[:-1], '{"deep": 1}'])
+    assert refused.exit_code == 2
+    assert "deep" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_panel_samples_as_the_options_defaults_do():
+    shown = CliRunner().invoke(app, ["panel", "TextCraft-v0", "--horizon", "6", "--episodes", "1"]).stdout
+    options = {name: getattr(SamplingOptions, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k")}
+    assert json.loads(shown)["sampling"] == {**options, "samples": 1}
+
+
+def write_list(path, *item_ids):
+    path.write_text("".join(json.dumps({"item_id": item_id, "conversations": []}) + "\n" for item_id in item_ids))
+    return path
+
+
+def test_agentgym_rls_lists_become_panels_where_the_items_are_the_same(tmp_path):
+    file = write_list(tmp_path / "test.json", "textcraft_17", "textcraft_3")
+    result = CliRunner().invoke(app, ["panel", "TextCraft-v0", "--horizon", "6", "--from", str(file)])
+    assert json.loads(result.stdout)["item_ids"] == ["textcraft_17", "textcraft_3"]
+    textcraft = EnvironmentSpec("TextCraft-v0", TEXTCRAFT)
+    for item_ids, message in [
+        (["textcraft_544"], "TextCraft-v0 has no item 'textcraft_544' of AgentGym's"),
+        (["babyai_3"], r"items must be like textcraft_17; got 'babyai_3' in entry .*:1\."),
+        ([], "must hold tasks; got none"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            read_test_list(write_list(file, *item_ids), textcraft)
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="must be JSON or JSON Lines"):
+        read_test_list(file, textcraft)
+
+
+class Guess(TextEnv):
+    name, num_items = "guess", 3
+
+    def _split_indices(self, split):
+        return range(3)
+
+
+def test_lists_of_other_items_under_the_same_numbers_are_refused(tmp_path):
+    file = write_list(tmp_path / "test.json", "guess_1")
+    with pytest.raises(ConfigError, match=r"AgentGym-RL's items are those of textcraft, .*Guess has others"):
+        read_test_list(file, EnvironmentSpec("Guess", lambda config: Guess(**config)))
+    pytest.importorskip("bm25s")
+    file = write_list(tmp_path / "test.json", "searchqa_1")
+    with pytest.raises(ConfigError, match=r"has AgentGym-RL's items only with data \(the questions"):
+        read_test_list(file, EnvironmentSpec("SearchQA-v0", "rllm_gym:rllm_gym/SearchQA-v0"))
