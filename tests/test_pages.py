@@ -15,7 +15,6 @@ from typing import NamedTuple
 import gymnasium
 import pytest
 import typer
-from rllm_gym.options.methods import TABLES
 from typer.testing import CliRunner
 
 from rllm_gym.algorithms.grpo import PRESETS
@@ -25,6 +24,7 @@ from rllm_gym.cli.rllm_gym import app as rllm_gym_app
 from rllm_gym.cli.written import check_written
 from rllm_gym.data import TrajectoryWriter
 from rllm_gym.options import options_of
+from rllm_gym.options.each_method import TABLES
 from tests.data.test_trajectories import record
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -83,7 +83,7 @@ def environment_pages() -> dict[str, str]:
 
 def method_pages() -> dict[str, str]:
     """Return a page for each method, with its source and formulas, and one with all formulas."""
-    from rllm_gym.options.methods import TABLES, PolicyGradientOptions
+    from rllm_gym.options.each_method import TABLES, PolicyGradientOptions
 
     formulas = {
         name: node

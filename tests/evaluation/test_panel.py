@@ -9,7 +9,6 @@ import multiprocessing
 import random
 
 import pytest
-from rllm_gym.options.common import SamplingOptions
 from typer.testing import CliRunner
 
 from rllm_gym.cli.rllm_gym import app
@@ -17,6 +16,7 @@ from rllm_gym.envs.base import TextEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.agentgym import read_test_list
 from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
+from rllm_gym.options.every_method import SamplingOptions
 from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
 from rllm_gym.types import SamplingParams
 
