@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.exceptions import ActorDiedError
 from ray.tune import TuneError
 from rich.console import Console
 
@@ -35,7 +36,6 @@ SAYS_ALL = re.compile(
     "|".join(re.escape(f"{error.__module__}.{error.__qualname__}: ") for error in (StorageError, LearnerDiedError))
 )
 NO_FOLDER = "Unable to set up cluster storage"  # what Ray says where its mark in the run's folder is missing
-ACTOR_DIED = "ray.exceptions.ActorDiedError: "
 NO_STORAGE = re.compile(r"No space left on device|Disk quota exceeded")
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)(:|$)")
 
@@ -273,7 +273,7 @@ def describe_error(folder: Path, staged: str | None = None) -> str:
     start = next((k for k in range(len(lines) - 1, -1, -1) if EXCEPTION.match(lines[k])), len(lines) - 1)
     if SAYS_ALL.match(lines[start]) or NO_STORAGE.search(lines[start]):
         return f"failed: {SAYS_ALL.sub('', lines[start], count=1)}"
-    if lines[start].startswith(ACTOR_DIED) and "ray::" not in text:  # no process of the trial says it, but Ray of it
+    if ActorDiedError.BASE_ERROR_MSG in lines[:2]:  # Ray's own word below Tune's heading, not a traceback of the trial
         return (
             "failed: the trial's main process died: killed from outside, for want of memory, or by native code. "
             "Go on from the last checkpoint with --resume."

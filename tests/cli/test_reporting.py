@@ -203,18 +203,15 @@ def test_an_error_shows_its_last_exception_first(tmp_path: Path) -> None:
 
 def test_the_death_of_a_trial_s_process_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "error.txt"
-    died = (
-        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: GRPO\n"
-    )
-    file.write_text(
-        f"Traceback (most recent call last):\n{died}The actor is dead because its worker process has died.\n"
-    )
+    heading = "Failure # 1 (occurred at 2026-01-01_00-00-00)\n"
+    died = "The actor died unexpectedly before finishing this task.\n\tclass_name: GRPO\nThe actor is dead.\n"
+    file.write_text(heading + died)
     assert describe_error(tmp_path) == (
         "failed: the trial's main process died: killed from outside, for want of memory, or by native code. "
         "Go on from the last checkpoint with --resume."
     )
-    file.write_text(f"ray.exceptions.RayTaskError(ActorDiedError): ray::GRPO.train()\n{died}")  # of another process
-    assert describe_error(tmp_path).startswith(f"failed: {died.splitlines()[0]}\n")
+    file.write_text(f"{heading}ray::GRPO.train()\nray.exceptions.ActorDiedError: {died}")  # of another process
+    assert describe_error(tmp_path).startswith("failed: ray.exceptions.ActorDiedError: The actor died unexpectedly")
     file.write_text("Traceback (most recent call last):\nrllm_gym.errors.LearnerDiedError: GRPO: a learner died.\n")
     assert describe_error(tmp_path) == "failed: GRPO: a learner died."
 

@@ -62,9 +62,9 @@ class Moment:
 
 
 def draw_moment(what: str, last_step: int) -> Moment:
-    """Draw a moment for a kind of process from the seed; it leaves two train steps to go on with."""
+    """Draw a moment for a kind of process from the seed; it leaves a checkpoint to go on from and two train steps."""
     rng = random.Random(f"{SEED} {what}")
-    return Moment(rng.randint(1, last_step - 2), rng.choice(PHASES), round(rng.random(), 3))
+    return Moment(rng.randint(2, last_step - 2), rng.choice(PHASES), round(rng.random(), 3))
 
 
 @dataclass
