@@ -59,6 +59,15 @@ class EpisodeCallbacks:
             make_callback(name, callbacks_objects=objects, callbacks_functions=functions, kwargs=common | arguments())
 
 
+def has_episode_callbacks(runner: LLMEnvRunner) -> bool:
+    """Return whether the user has any that `EpisodeCallbacks` makes."""
+    names = ("on_environment_created", "on_episode_start", "on_episode_end", "on_sample_end")
+    return any(
+        getattr(runner.config, f"callbacks_{name}") or any(has_own(callback, name) for callback in runner.callbacks)
+        for name in names
+    )
+
+
 def has_own(callback: Any, name: str) -> bool:
     """Return whether a callback overrides one of RLlib's methods, which do nothing."""
     return getattr(type(callback), name) is not getattr(RLlibCallback, name)

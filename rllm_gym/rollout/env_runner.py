@@ -26,7 +26,7 @@ from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout import waiting
 from rllm_gym.rollout.adapters import AdaptedWeights
-from rllm_gym.rollout.callbacks import EpisodeCallbacks
+from rllm_gym.rollout.callbacks import EpisodeCallbacks, has_episode_callbacks
 from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
@@ -58,7 +58,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
-        self.episode_callbacks = EpisodeCallbacks(self)
+        self.episode_callbacks = EpisodeCallbacks(self) if has_episode_callbacks(self) else None
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
         self.engines: dict[str, Engine] = {}
@@ -76,7 +76,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         model = str(resolve_base_model(config.base_model))
         vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
-        self.environments = config.environments
+        self.environments, self._params = config.environments, config.sampling_params
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_env(environment, self.chat).close()
         for module_id in self._module_ids():
@@ -86,10 +86,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._make_env,
             self.engines,
             module_of=self._module_of,
-            on_start=self.episode_callbacks.episode_started,
+            on_start=self.episode_callbacks and self.episode_callbacks.episode_started,
             num_envs=config.num_envs_per_env_runner,
             num_env_workers=config.num_env_workers,
-            params=config.sampling_params,
+            params=self._params,
             max_model_len=config.max_model_len,
             env_timeout_s=config.env_timeout_s,
             episode_timeout_s=config.episode_timeout_s,
@@ -100,7 +100,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _make_env(self, env_index: int) -> Any:
         env = make_token_env(self.environments[env_index], self.chat)
-        self.episode_callbacks.environment_created(env, env_index)
+        if self.episode_callbacks:
+            self.episode_callbacks.environment_created(env, env_index)
         return env
 
     def _module_ids(self) -> list[str]:
@@ -206,7 +207,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.loop is None:
             raise RllmGymError(f"LLMEnvRunner: could not be built. {self.error}")
         horizons = [max_episode_steps[environment.name] for environment in self.environments]
-        self.loop.submit(groups, max_episode_steps=horizons, params=params or self.config.sampling_params)
+        self.loop.submit(groups, max_episode_steps=horizons, params=params or self._params)
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
         for episode in [episode for group in finished for episode in group.episodes]:
@@ -216,9 +217,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 for message in stream.messages
                 if message["role"] == "user"
             )
-            self.episode_callbacks.episode_ended(episode)
+            if self.episode_callbacks:
+                self.episode_callbacks.episode_ended(episode)
             self.num_env_steps_sampled_lifetime += episode.num_env_steps
-        self.episode_callbacks.sample_ended([episode for group in finished for episode in group.episodes])
+        if self.episode_callbacks:
+            self.episode_callbacks.sample_ended([episode for group in finished for episode in group.episodes])
         give_back_freed_memory()
         return finished
 

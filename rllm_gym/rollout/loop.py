@@ -73,7 +73,7 @@ class RolloutLoop:
         engines: Mapping[str, Engine],
         *,
         module_of: Callable[[str, Episode], str],
-        on_start: Callable[[Episode, Mapping[str, Any]], None] = lambda episode, observations: None,
+        on_start: Callable[[Episode, Mapping[str, Any]], None] | None = None,
         num_envs: int,
         params: ParamsByModule,
         max_model_len: int,
@@ -234,7 +234,7 @@ class RolloutLoop:
             return
         assert job.result is not None and job.slot.env is not None
         self._record(play, job.slot.env, job.result)
-        if job.call == "reset":
+        if self._on_start and job.call == "reset":
             self._on_start(play.episode, play.observations)
         end_reason = job.result.end_reason
         if not end_reason and play.horizon is not None and play.episode.num_env_steps >= play.horizon:

@@ -19,7 +19,9 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, environments: Sequence[EnvironmentSpec]) -> None:
-        self._folder, self._environments = folder, environments
+        self._folder, self._names = folder, [environment.name for environment in environments]
+        self._versions = [environment.version for environment in environments]
+        self._splits = [str(environment.env_config.get("split") or TRAIN) for environment in environments]
         self._writer: TrajectoryWriter | None = None
 
     def append(
@@ -42,13 +44,13 @@ class Recorder:
             parts[sample.episode, sample.agent].append(sample)
         records = []
         for episode in episodes:
-            environment = self._environments[episode.group.env_index]
+            index = episode.group.env_index
             records += records_of(
                 episode,
-                env_version=environment.version,
+                env_version=self._versions[index],
                 train_step=train_step,
-                max_episode_steps=horizons[environment.name],
-                split=split or str(environment.env_config.get("split") or TRAIN),
+                max_episode_steps=horizons[self._names[index]],
+                split=split or self._splits[index],
                 is_evaluation=split is not None,
                 samples={agent: parts[episode.episode_id, agent] for agent in episode.streams},
             )
