@@ -13,8 +13,8 @@ from ray.rllib.algorithms import algorithm as rllib_algorithm
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation import playing as evaluation
+from rllm_gym.evaluation.outcomes import Outcome, markdown_table, report_of
 from rllm_gym.evaluation.panel import make_panel
-from rllm_gym.evaluation.report import Outcome, markdown_table, report_of
 from rllm_gym.rollout import env_runner
 from rllm_gym.rollout.env_runner import SampleResult
 from rllm_gym.rollout.environments import EnvironmentSpec
