@@ -28,6 +28,18 @@ def find_own_modules() -> None:
         sys.path.append(os.getcwd())
 
 
+def refuse_beside(context: typer.Context, option: str, others: tuple[str, ...], why: str) -> None:
+    """Refuse options that another one makes meaningless.
+
+    Raises:
+        ConfigError: names the first that was given.
+    """
+    for name in others:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(f"{option}: {why}; got --{name.replace('_', '-')}, too. Leave it out.")
+
+
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Print the caller's mistakes without a traceback and exit with code 2; with code 1 what fails on its own."""

@@ -9,14 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line
+from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, refuse_beside
 from rllm_gym.cli.ray_session import prepare_driver, ray_session
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.cli.source import ExperimentError, parse_yaml
 from rllm_gym.errors import ConfigError
 
+OF_A_PANEL = ("env", "env_config", "episodes", "samples", "split", "seed", "horizon", "greedy")
+
 
 def evaluate(
+    context: typer.Context,
     policy: Annotated[
         str,
         typer.Argument(help="A checkpoint; a run or trial folder: its newest checkpoint; or a Hugging Face model."),
@@ -52,8 +55,8 @@ def evaluate(
 ) -> None:
     """Evaluate a policy: success rate with its interval, pass@k, by environment and category; keeps every episode."""
     with errors_in_one_line():
-        if panel and (env or env_config or horizon or greedy):
-            raise ConfigError("--panel: says the environment, its tasks, horizon and sampling. Leave the others out.")
+        if panel:
+            refuse_beside(context, "--panel", OF_A_PANEL, "it says the environment, its tasks, horizon and sampling")
         envs = _environments(env or [], env_config or [])
         options = _mapping(config, "--config") if config else {}
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.common import errors_in_one_line, refuse_beside
 from rllm_gym.errors import ConfigError
 from rllm_gym.types import SamplingParams
 
@@ -16,6 +16,7 @@ MAX_NEW_TOKENS = 64  # as the option of this name has it, whose module needs the
 
 
 def panel(
+    context: typer.Context,
     env: Annotated[str, typer.Argument(help="Environment id, for example rllm_gym/TextCraft-v0.")],
     horizon: Annotated[int, typer.Option(min=1, help="In turns.")],
     split: Annotated[str, typer.Option(help="Split of the environment's tasks.")] = "eval",
@@ -38,6 +39,8 @@ def panel(
     from rllm_gym.rollout.environments import environments_of
 
     with errors_in_one_line():
+        if test_list:
+            refuse_beside(context, "--from", ("split", "episodes"), "the list says which tasks are played")
         try:
             config = json.loads(env_config or "{}")
         except ValueError as error:

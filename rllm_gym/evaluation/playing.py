@@ -11,9 +11,9 @@ from typing import Any
 
 from rllm_gym.data import EpisodeRecord, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
+from rllm_gym.evaluation.outcomes import Outcome, markdown_table, outcome_of, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
 from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
-from rllm_gym.evaluation.report import Outcome, markdown_table, outcome_of, report_of
 from rllm_gym.training.recorder import Recorder
 from rllm_gym.types import Episode, TaskGroup
 
@@ -191,9 +191,20 @@ def _played(plan: Plan, groups: Sequence[TaskGroup], recorder: Recorder) -> Iter
                 played, failed = algo.sample(request, max_episode_steps=horizons, params=panel.sampling)
                 episodes: list[Episode] = [*played, *failed]
                 records = recorder.append(episodes, train_step=None, horizons=horizons, split=panel.split)
-                yield _outcomes(records)
+                yield _outcomes(records) + _dropped(request, episodes)
     finally:
         algo.stop()
+
+
+def _dropped(request: Sequence[TaskGroup], episodes: Sequence[Episode]) -> list[Outcome]:
+    """Return the episodes that never came back: their groups have killed two EnvRunners. They have no record."""
+    answered = {episode.group.key for episode in episodes}
+    return [
+        Outcome(group.key, member, False, 0.0, 0, 0, "all", "error", "it killed two EnvRunners")
+        for group in request
+        if group.key not in answered
+        for member in group.members or range(group.size)
+    ]
 
 
 def _outcomes(records: Sequence[EpisodeRecord]) -> list[Outcome]:

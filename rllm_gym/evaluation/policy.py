@@ -45,7 +45,15 @@ def find_policy(source: str | Path) -> Policy:
     if path.is_dir() and not (path / "config.json").is_file():
         checkpoint = resolve_checkpoint(path).absolute()
         return Policy(str(checkpoint), checkpoint)
-    resolve_base_model(source)
+    is_local = path.is_dir() or (path.parent != Path() and path.parent.is_dir())
+    try:
+        if is_local and not path.is_dir():  # runs/<a name that is not there> is no model to look for on the hub
+            raise ConfigError("there is no such folder.")
+        resolve_base_model(source)
+    except ConfigError as error:
+        raise ConfigError(
+            f"evaluate: must be a checkpoint, a run, or a Hugging Face model; got {str(source)!r}: {error}"
+        ) from error
     return Policy(str(path.absolute()) if path.is_dir() else str(source), None)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
 from rllm_gym.errors import ConfigError
-from rllm_gym.evaluation.policy import Policy, playing_config, with_environment
+from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
 
 
 @pytest.fixture
@@ -28,6 +28,16 @@ def evaluation_config(folder, *, env=None, env_config=None, split):
     algorithm, config = playing_config(Policy(str(folder), folder))
     with_environment(config, str(folder), env=env, env_config=env_config, split=split)
     return algorithm, config
+
+
+def test_a_run_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("rllm_gym.models._look_up", lambda *args: pytest.fail("asked the hub"))
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ConfigError, match=r"a checkpoint, a run, .* got '.*/runs/mine': there is no such folder"):
+        find_policy(tmp_path / "runs" / "mine")
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        find_policy(tmp_path / "runs")
+    assert find_policy("tiny") == Policy("tiny", None)
 
 
 def test_the_splits_of_the_run_can_be_evaluated_by_name(checkpoint):

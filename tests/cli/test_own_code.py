@@ -171,9 +171,12 @@ def test_a_run_with_ones_own_method_and_engine_and_splits(folder):
     out = run("train", "file", str(experiment(folder)))
     assert "step 1/1" in out
     [trial] = [path.parent for path in (folder / "runs" / "mine").glob("*/params.json")]
-    episodes = list(read_episodes(trial / "trajectories"))
+    episodes = [episode for episode in read_episodes(trial / "trajectories") if not episode.is_evaluation]
     assert sorted(episode.item_id for episode in episodes) == ["textcraft_17"] * 3 + ["textcraft_3"] * 3
     actions = {message["content"] for e in episodes for message in e.messages if message["role"] == "assistant"}
     assert actions == {"Action: fly"}
-    out = run("evaluate", "runs/mine", "--split", "hard", "--episodes", "2", "--out", "hard.json")
-    assert "split hard" in out
+    out = run("evaluate", "runs/mine", "--split", "hard", "--episodes", "2", "--out", "hard")
+    assert "2 episodes, 0 errors" in out
+    assert [(episode.item_id, episode.split) for episode in read_episodes(folder / "hard")] == [
+        ("textcraft_6", "hard")
+    ] * 2

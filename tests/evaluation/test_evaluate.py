@@ -13,9 +13,10 @@ from ray.rllib.algorithms import algorithm as rllib_algorithm
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation import playing as evaluation
+from rllm_gym.evaluation.outcomes import Outcome, markdown_table, report_of
 from rllm_gym.evaluation.panel import make_panel
-from rllm_gym.evaluation.report import Outcome, markdown_table, report_of
 from rllm_gym.rollout import env_runner
+from rllm_gym.rollout.env_runner import SampleResult
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.types import SamplingParams
 from tests.wiring.harness import Recorder, Runners
@@ -106,6 +107,26 @@ def test_errors_are_no_failures_and_are_played_again_by_resume(evaluated, tmp_pa
     mended, progress = evaluated(broken, resume=True, max_episode_retries=0)
     assert (mended["episodes"], mended["errors"], len(progress)) == (12, 0, 1)
     assert len(list(read_episodes(tmp_path / "out"))) > 12  # the failed ones are kept
+
+
+def test_a_task_that_kills_runners_counts_as_an_error_and_is_left_to_resume(evaluated, tmp_path, monkeypatch):
+    play = Runners.foreach_env_runner
+
+    def lose_the_first(self, function, *args, **kwargs):
+        results = play(self, function, *args, **kwargs)
+        if isinstance(results[0], SampleResult):
+            results[0].episodes = [episode for episode in results[0].episodes if episode.item_id != "maze_3"]
+        return results
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Runners, "foreach_env_runner", lose_the_first)
+        report, _ = evaluated(panel(), max_failed_fraction=1.0)
+    assert (report["episodes"], report["errors"]) == (10, 2)
+    [lost] = [task for task in report["by_env"]["maze"]["tasks"] if task["errors"]]
+    assert (lost["item_id"], lost["errors"]) == ("maze_3", ["it killed two EnvRunners"] * 2)
+    report, _ = evaluated(panel(), resume=True)
+    assert (report["episodes"], report["errors"]) == (12, 0)
+    assert len(list(read_episodes(tmp_path / "out"))) == 12
 
 
 def repaired(self, index):

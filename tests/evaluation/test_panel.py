@@ -11,6 +11,7 @@ import random
 import pytest
 from typer.testing import CliRunner
 
+from rllm_gym.cli.rllib import app as rllib
 from rllm_gym.cli.rllm_gym import app
 from rllm_gym.envs.base import TextEnv
 from rllm_gym.errors import ConfigError
@@ -112,6 +113,20 @@ def test_a_panel_samples_as_the_options_defaults_do():
     shown = CliRunner().invoke(app, ["panel", "TextCraft-v0", "--horizon", "6", "--episodes", "1"]).stdout
     options = {name: getattr(SamplingOptions, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k")}
     assert json.loads(shown)["sampling"] == {**options, "samples": 1}
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path):
+    file = tmp_path / "panel.json"
+    file.write_text(panel(1).to_json())
+    refused = CliRunner().invoke(rllib, ["evaluate", "tiny", "--panel", str(file), "--episodes", "100"])
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        "--panel: it says the environment, its tasks, horizon and sampling; got --episodes, too. Leave it out.\n"
+    )
+    refused = CliRunner().invoke(
+        app, ["panel", "TextCraft-v0", "--horizon", "6", "--from", str(file), "--split", "train"]
+    )
+    assert refused.stderr == "--from: the list says which tasks are played; got --split, too. Leave it out.\n"
 
 
 def write_list(path, *item_ids):
