@@ -5,13 +5,14 @@ from rllm_gym.data.pairs import best_and_worst, read_dialogue_pairs
 from rllm_gym.data.reader import list_shards, read_episodes
 from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord, TurnRecord, episode_of, records_of
 from rllm_gym.data.sample_file import EpochOrder, SampleFile
-from rllm_gym.data.writer import TrajectoryWriter
+from rllm_gym.data.writer import Recorder, TrajectoryWriter
 
 __all__ = [
     "SCHEMA_VERSION",
     "Dialogue",
     "EpisodeRecord",
     "EpochOrder",
+    "Recorder",
     "SampleFile",
     "TrajectoryWriter",
     "TurnRecord",

@@ -6,17 +6,19 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
 import zstandard
 from pydantic_core import PydanticSerializationError
 
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, sealed_name
-from rllm_gym.data.records import KNOWN_VERSIONS, SCHEMA_VERSION, EpisodeRecord
+from rllm_gym.data.records import KNOWN_VERSIONS, SCHEMA_VERSION, EpisodeRecord, records_of
 from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
+from rllm_gym.types import Episode, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -267,3 +269,67 @@ def _cut_torn_tail(shard: Path) -> None:
             return
         file.truncate(size - len(tail))
         logger.warning("TrajectoryWriter: cut a torn tail of %d bytes off %s", len(tail), shard)
+
+
+class Environment(Protocol):
+    """What is stored of an environment: the name of its horizon, its version and, where it has one, its split."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def env_config(self) -> Mapping[str, Any]: ...
+
+
+class Recorder:
+    """Stores episodes of a run's environments; the folder is made with the first ones.
+
+    Args:
+        environments: what a task group's `env_index` counts.
+    """
+
+    def __init__(self, folder: Path, environments: Sequence[Environment]) -> None:
+        self._folder, self._names = folder, [environment.name for environment in environments]
+        self._versions = [environment.version for environment in environments]
+        self._splits = [str(environment.env_config.get("split") or "train") for environment in environments]
+        self._writer: TrajectoryWriter | None = None
+
+    def append(
+        self,
+        episodes: Iterable[Episode],
+        samples: Iterable[Sample] = (),
+        *,
+        train_step: int | None,
+        horizons: Mapping[str, int | None],
+        split: str | None = None,
+    ) -> list[EpisodeRecord]:
+        """Append episodes, with what `samples` hold of their tokens; returns their records.
+
+        Args:
+            horizons: by the environment's name.
+            split: what was evaluated; None in training, whose episodes are of the environment's own split.
+        """
+        parts: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+        for sample in samples:
+            parts[sample.episode, sample.agent].append(sample)
+        records = []
+        for episode in episodes:
+            index = episode.group.env_index
+            records += records_of(
+                episode,
+                env_version=self._versions[index],
+                train_step=train_step,
+                max_episode_steps=horizons[self._names[index]],
+                split=split or self._splits[index],
+                is_evaluation=split is not None,
+                samples={agent: parts[episode.episode_id, agent] for agent in episode.streams},
+            )
+        if self._writer is None:
+            self._writer = TrajectoryWriter(self._folder)
+        self._writer.append(records)
+        return records
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

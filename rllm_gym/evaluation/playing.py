@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.data import EpisodeRecord, read_episodes
+from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, outcome_of, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
 from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
-from rllm_gym.training.recorder import Recorder
 from rllm_gym.types import Episode, TaskGroup
 
 # Written before the first episode is played.

@@ -86,7 +86,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._make_env,
             self.engines,
             module_of=self._module_of,
-            on_start=self.episode_callbacks and self.episode_callbacks.episode_started,
+            on_start=self.episode_callbacks.episode_started if self.episode_callbacks else None,
             num_envs=config.num_envs_per_env_runner,
             num_env_workers=config.num_env_workers,
             params=self._params,

@@ -18,6 +18,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, L
 
 from rllm_gym.callbacks.horizon_schedules import Stage
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
+from rllm_gym.data import Recorder
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.batch import SampleData, deal
 from rllm_gym.rollout.env_runner import SampleResult
@@ -27,7 +28,6 @@ from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.learner_deaths import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env
 from rllm_gym.training.no_env_runners import NoEnvRunners
-from rllm_gym.training.recorder import Recorder
 from rllm_gym.training.replay import Shares, await_runners, replay
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import TaskSampler
