@@ -176,8 +176,8 @@ def test_a_generation_that_was_killed_twice_is_looked_for_in_all_its_trials(tmp_
     ("options", "message"),
     [
         ({"keep": "best"}, "keep must be one of threshold, reward; got 'best'"),
-        ({"groups_per_request": 0}, "groups_per_request must be a number of at least 1; got 0"),
-        ({"num_generation_epochs": 0}, "num_generation_epochs must be a number of at least 1; got 0"),
+        ({"groups_per_request": 0}, "groups_per_request must be a whole number of at least 1; got 0"),
+        ({"num_generation_epochs": 0}, "num_generation_epochs must be a whole number of at least 1; got 0"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(tiny_model, options, message):

@@ -158,8 +158,8 @@ def test_a_restored_run_keeps_its_reference_and_goes_on_bit_for_bit(tiny_model, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": 0}, "beta must be above 0; got 0"),
-        ({"label_smoothing": 0.5}, "label_smoothing must be below 0.5; got 0.5"),
+        ({"beta": 0}, "beta must be a number above 0; got 0"),
+        ({"label_smoothing": 0.5}, "label_smoothing must be a number of at least 0 and below 0.5; got 0.5"),
         ({"kind": "hinge"}, "kind must be one of sigmoid, ipo; got 'hinge'"),
         ({"data": "expert"}, "data: must be pairs; got expert"),
         ({"env": None}, "data: sample needs an environment; got none"),

@@ -44,14 +44,14 @@ def ppo_config(base_model, env: str = "say_the_word", **options) -> PPOConfig:
     [
         ({"critic": "none"}, "critic must be one of separate, shared; got 'none'."),
         ({"gae_per": "step"}, "gae_per must be one of token, turn; got 'step'."),
-        ({"lambda": 1.5}, "lambda_ must be at most 1; got 1.5."),
-        ({"gamma": -0.1}, "gamma must be a number of at least 0; got -0.1."),
-        ({"vf_clip": 0}, "vf_clip must be above 0, or no value could move; got 0. Set null for no clipping."),
+        ({"lambda": 1.5}, "lambda_ must be a number of at least 0 and at most 1; got 1.5."),
+        ({"gamma": -0.1}, "gamma must be a number of at least 0 and at most 1; got -0.1."),
+        ({"vf_clip": 0}, "vf_clip must be a number above 0 or null; got 0."),
         (
             {"critic": "shared", "critic_epochs": 2},
             "critic_epochs are the separate critic's; got 2 with critic: shared.",
         ),
-        ({"critic_warmup_steps": -1}, "critic_warmup_steps must be a number of at least 0; got -1."),
+        ({"critic_warmup_steps": -1}, "critic_warmup_steps must be a whole number of at least 0; got -1."),
         ({"vf_clip_param": 10.0}, "got 'vf_clip_param'. Did you mean 'vf_clip'?"),
     ],
 )

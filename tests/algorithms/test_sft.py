@@ -289,7 +289,7 @@ def test_with_lora_only_adapters_are_trained(tiny_model, build, tmp_path):
         ({"data": "no/such/path"}, "data: must be `expert` or a path that exists; got 'no/such/path'"),
         ({"env": None}, "data: expert needs an environment; got none"),
         ({"num_minibatches": 17}, "num_minibatches must be at most samples_per_step, 16; got 17"),
-        ({"samples_per_step": 0}, "samples_per_step must be a number of at least 1; got 0"),
+        ({"samples_per_step": 0}, "samples_per_step must be a whole number of at least 1; got 0"),
         ({"observation_weight": -1}, "observation_weight must be a number of at least 0"),
     ],
 )
