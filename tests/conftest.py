@@ -104,12 +104,13 @@ def needs_textworld() -> None:
 
 # Tests of these come first among the slow ones: where time is short (`.ci/run`), the rest is left out.
 SLOW_FIRST = (
-    "tests/kills",
     "tests/cli",
     "tests/algorithms",
     "tests/learner",
     "tests/rollout",
     "tests/data",
+    "tests/training",
+    "tests/kills",
     "tests/envs",
 )
 MOST_CPU_S = 5.0
