@@ -364,7 +364,8 @@ CASES = {
     "unknown env_config key": (
         "{depth: 1}",
         "{dept: 1}",
-        "x.yaml:7: TextCraftEnv: takes the keywords depth, split, item_ids, splits, system_prompt; got 'dept'. "
+        "x.yaml:7: TextCraftEnv: takes the keywords depth, split, item_ids, splits, system_prompt, render_mode; got "
+        "'dept'. "
         "Did you mean 'depth'?",
     ),
     "unknown split": (

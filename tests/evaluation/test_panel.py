@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rllm_gym.cli.rllib import app as rllib
 from rllm_gym.cli.rllm_gym import app
-from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.agentgym import read_test_list
 from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
@@ -152,10 +152,16 @@ def test_agentgym_rls_lists_become_panels_where_the_items_are_the_same(tmp_path)
 
 
 class Guess(TextEnv):
-    name, num_items = "guess", 3
+    name, num_items, category = "guess", 3, "all"
 
     def _split_indices(self, split):
         return range(3)
+
+    def _reset_item(self, index):
+        return "Guess."
+
+    def _act(self, action):
+        return StepResult("No.", 0.0, False, is_invalid=False)
 
 
 def test_lists_of_other_items_under_the_same_numbers_are_refused(tmp_path):
