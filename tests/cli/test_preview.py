@@ -35,7 +35,10 @@ from rllm_gym.registration import register_text_env
 class Faulty(TextEnv):
     """Fails at the reset."""
 
-    name, num_items = "faulty", 2
+    name, num_items, category = "faulty", 2, "all"
+
+    def _act(self, action):
+        raise NotImplementedError
 
     def __init__(self, how="raise", **kwargs):
         super().__init__(**kwargs)
