@@ -68,6 +68,7 @@ def test_nan_is_refused_in_python_as_in_yaml() -> None:
             GRPOConfig().environment("rllm_gym/TextCraft-v0").env_runners(**options).validate()
 
 
+@pytest.mark.slow
 def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD.replace("groups_per_step: 2", "engine_options: {enforce_eager: true}"))

@@ -48,6 +48,7 @@ def defaults(env_id):
     return {"obs_type": "text", **quick}
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_it_keeps_the_rule(env_id, rule):
     rule(functools.partial(make, env_id))
@@ -95,6 +96,7 @@ def test_a_copy_made_in_mid_episode_goes_on_alike_and_apart(env_id, clone):
     assert env.unwrapped.expert_action() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_vector_environments_pass_each_environment_its_own_text(env_id, mode):
     # A letter with an accent, a character beyond 16 bits and a lone surrogate must survive shared memory.

@@ -220,6 +220,7 @@ def test_a_step_asks_for_no_list_of_valid_actions(env):
 # The Java process.
 
 
+@pytest.mark.slow
 def test_a_killed_java_process_fails_the_episode_and_the_next_reset_starts_another(env, caplog):
     other = SciWorldEnv(split="all")
     before = play(env, FIND)
@@ -257,6 +258,7 @@ def test_an_exception_of_the_simulator_fails_the_episode_only(env):
     assert env.step("inventory")[0].startswith("In your inventory")
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_call_does_not_shift_the_answers(env, monkeypatch):
     begin(env, FIND)
 
@@ -276,6 +278,7 @@ def remote_ports():
     return {connection.raddr.port for connection in psutil.Process().net_connections("tcp") if connection.raddr}
 
 
+@pytest.mark.slow
 def test_java_ends_with_the_last_environment(keeper):
     keeper.close()
     first, second, third = (SciWorldEnv(split="all") for _ in range(3))
@@ -304,6 +307,7 @@ def test_java_ends_with_the_last_environment(keeper):
     first.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "os.fork() and os.kill(os.getpid(), 9)"])
 def test_java_ends_with_python(ending):
     script = f"""

@@ -223,6 +223,7 @@ def test_a_hang_of_the_interpreter_is_ended_and_a_failed_environment(monkeypatch
     assert solve(env, HATCH)
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_process_not_even_a_game_that_hangs(tmp_path):
     program = """if True:
         import os, threading
@@ -254,6 +255,7 @@ def test_splits_hold_all_levels_and_draws_can_be_restricted():
             TextWorldEnv(levels=levels)
 
 
+@pytest.mark.slow
 def test_a_game_that_cannot_be_made_is_a_failed_environment(no_games):
     keeper, env = Game(1, 0), TextWorldEnv()
     in_the_way = no_games() / "games" / "1_77"
