@@ -214,7 +214,7 @@ def site(tmp_path_factory):
     return built
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_the_site_builds_strictly_with_a_page_for_each_environment_and_method(site):
     pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
     ids = [key.partition("/")[2] for key in gymnasium.registry if key.startswith("rllm_gym/")]
@@ -228,7 +228,7 @@ def test_the_site_builds_strictly_with_a_page_for_each_environment_and_method(si
     assert {"index.html", "options.html", "metrics.html", "clusters.html", "coming_from.html", "rewards.html"} <= pages
 
 
-@pytest.mark.slow
+@pytest.mark.promise
 def test_the_site_asks_no_other_host(site):
     """Links may lead elsewhere; what a page loads by itself may not."""
     loads = re.compile(
