@@ -26,6 +26,7 @@ from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.metrics import is_success
 from rllm_gym.training.sample_maker import SampleMaker, import_function, is_function, kind_of, samples_of
+from rllm_gym.training.split_evaluation import call_back
 from rllm_gym.training.task_sampler import TaskSampler
 from rllm_gym.types import Sample
 
@@ -257,11 +258,11 @@ class OfflineAlgorithm(LLMAlgorithm):
             results = super().evaluate()
         else:
             results = {}
-            self._make_evaluation_callback("on_evaluate_start")
+            call_back(self, "on_evaluate_start")
         if self.evaluation_items:
             results |= self.evaluate_samples(self.samples_at(self.evaluation_samples, self.evaluation_items))
         if not self.config.has_env_runners:
-            self._make_evaluation_callback("on_evaluate_end", evaluation_metrics=results)
+            call_back(self, "on_evaluate_end", evaluation_metrics=results)
         return results
 
     def evaluate_samples(self, samples: Sequence[Sample]) -> dict[str, float]:

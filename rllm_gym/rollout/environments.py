@@ -102,7 +102,7 @@ def _known_id(env: str) -> str:
 
 def _registered_creator(env: str) -> Any:
     """Return what a name was given to by `ray.tune.register_env`, if it was; without loading Ray."""
-    if "ray.tune.registry" not in sys.modules:
+    if "ray" not in sys.modules:  # then nobody has registered anything
         return None
     from ray.tune.registry import ENV_CREATOR, _global_registry
 

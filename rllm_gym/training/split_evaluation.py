@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 def evaluate(algorithm: LLMAlgorithm) -> dict[str, Any]:
     """Evaluate as the configuration says, with RLlib's callbacks around it; returns the results."""
-    _call_back(algorithm, "on_evaluate_start")
+    call_back(algorithm, "on_evaluate_start")
     if function := algorithm.config.custom_evaluation_function:
         results, *_ = function(algorithm, algorithm.env_runner_group)  # with the numbers of steps, as RLlib has it
     else:
         results = evaluate_splits(algorithm)
-    _call_back(algorithm, "on_evaluate_end", evaluation_metrics=results)
+    call_back(algorithm, "on_evaluate_end", evaluation_metrics=results)
     return results
 
 
-def _call_back(algorithm: LLMAlgorithm, name: str, **arguments: Any) -> None:
+def call_back(algorithm: LLMAlgorithm, name: str, **arguments: Any) -> None:
+    """Make one of RLlib's callbacks around an evaluation."""
     make_callback(
         name,
         callbacks_objects=algorithm.callbacks,
