@@ -9,8 +9,8 @@ from typing import Any
 from rllm_gym.cli.experiment import Experiment
 from rllm_gym.cli.passed_on import passed_on_faults
 from rllm_gym.cli.source import ExperimentError, one_line
-from rllm_gym.cli.sweeps import candidates, combinations, is_sampler, make_scheduler
-from rllm_gym.cli.written import check_environments, check_schedules, key_in, option_faults
+from rllm_gym.cli.sweeps import combinations, make_scheduler, values_of
+from rllm_gym.cli.written import check_environments, check_schedules, env_faults, key_in, option_faults
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import import_object
 from rllm_gym.options import options_of, table_of
@@ -53,15 +53,14 @@ def check_experiment(experiment: Experiment, config: dict[str, Any], *, allow_lo
     except ConfigError as error:
         raise ExperimentError(source.fault(("run",), error)) from error
     default = algorithm.get_default_config()
-    # A configuration of one's own may have options that are attributes and no more.
-    own = {name: Any for name in vars(default) if not name.startswith("_")} if table_of(experiment.run) is None else {}
-    hints = own | {name: option.hint for name, option in options_of(type(default)).items()}
+    hints: dict[str, Any] = {name: option.hint for name, option in options_of(type(default)).items()}
     faults = _scheduler_faults(experiment)
-    if table_of(experiment.run) is None:
+    is_own = table_of(experiment.run) is None  # of which nothing was known before its code was loaded
+    if is_own:
+        # Its configuration may have options that are attributes and no more.
+        hints = {name: Any for name in vars(default) if not name.startswith("_")} | hints
         faults += option_faults(experiment, {k: v for k, v in config.items() if k != "env"}, hints)
-        if experiment.env is None and default.needs_env:
-            missing = "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`."
-            faults.insert(0, source.fault((), missing))
+        faults[:0] = env_faults(experiment, default)
     for name, value in config.items():
         faults += _passed_on_faults(experiment, name, value)
     if faults:
@@ -69,7 +68,7 @@ def check_experiment(experiment: Experiment, config: dict[str, Any], *, allow_lo
     config = {name: _with_objects(value, hints[name]) for name, value in config.items()}
     checked = Checked(experiment, algorithm, combinations(config), [], config)
     checked.configs = [_validated(checked, combination) for combination in checked.combinations]
-    if table_of(experiment.run) is None:
+    if is_own:
         check_environments(experiment, checked.configs)
     _check_base_models(checked, allow_lookup)
     return checked
@@ -86,8 +85,7 @@ def _scheduler_faults(experiment: Experiment) -> list[str]:
 def _passed_on_faults(experiment: Experiment, name: str, value: Any) -> list[str]:
     if name == "engine_options" and experiment.config.get("engine", "vllm") != "vllm":
         return []  # what they mean to another engine, that one says
-    values = candidates(*next(iter(value.items()))) if is_sampler(value) else [value]
-    found = dict.fromkeys(fault for candidate in values for fault in passed_on_faults(name, candidate))
+    found = dict.fromkeys(fault for candidate in values_of(value) for fault in passed_on_faults(name, candidate))
     return [experiment.source.fault(("config", *path), reason) for path, reason in found]
 
 

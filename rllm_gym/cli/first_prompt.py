@@ -96,7 +96,7 @@ def _num_tokens(env: Any, settings: dict[str, Any]) -> int:
         seed = settings["seed"] or 0
         item_ids = getattr(getattr(env, "unwrapped", env), "item_ids", None)
         [group] = TaskSampler([item_ids], [1.0], seed=seed, group_size=settings["group_size"]).groups(0, 1)
-        step = adapt_env(env).reset(seed_of(*group.key, 0), group.item_id)
+        step = adapt_env(env).reset(seed_of(*group.key), group.item_id)
         return max(len(step.observations[agent_id]) for agent_id in step.to_act)
     finally:
         env.close()

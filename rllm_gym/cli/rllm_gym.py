@@ -35,7 +35,8 @@ app.command()(panel)
 
 @app.callback()
 def _commands() -> None:
-    """Keep `export` a command of its own; Typer would make a single command the whole program."""
+    """Tools for trained LLM agents."""
+    find_own_modules()
 
 
 @app.command()
@@ -61,7 +62,6 @@ def export(
 
 
 def main() -> None:
-    find_own_modules()
     app()
 
 

@@ -68,6 +68,11 @@ def candidates(kind: str, arguments: list[Any]) -> list[Any]:
     return [low, high - 1] if RANGES[kind][1] else [low, high]
 
 
+def values_of(value: Any) -> list[Any]:
+    """Return the values that an option may have: a sampler's candidates, or the one that is written."""
+    return candidates(*next(iter(value.items()))) if is_sampler(value) else [value]
+
+
 def combinations(config: dict[str, Any]) -> list[dict[str, Any]]:
     """Return configurations without samplers that cover every candidate: all combinations; of very many, each value."""
     found = [(path, candidates(kind, arguments)) for path, kind, arguments in find_samplers(config)]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
 from rllm_gym.cli.experiment import Experiment
 from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
-from rllm_gym.cli.sweeps import SCHEDULERS, candidates, combinations, find_samplers, is_sampler, sampler_fault
+from rllm_gym.cli.sweeps import SCHEDULERS, combinations, find_samplers, sampler_fault, values_of
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options import UNSET, options_of, table_of, unknown_option
 from rllm_gym.options.bounds import Count, CountOrZero
@@ -81,15 +81,12 @@ def check_written(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ExperimentError: one line per fault.
     """
-    source = experiment.source
     faults = _stop_faults(experiment) + _checkpoint_faults(experiment) + _scheduler_faults(experiment)
     config = _canonical(experiment, faults)
     table = table_of(experiment.run)
     if table is not None:
         faults += option_faults(experiment, config, {name: option.hint for name, option in options_of(table).items()})
-        if experiment.env is None and table.needs_env:
-            missing = "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`."
-            faults.insert(0, source.fault((), missing))
+        faults[:0] = env_faults(experiment, table)
     config["env"] = _env_id(experiment, faults)
     if faults:
         raise ExperimentError("\n".join(faults))
@@ -206,9 +203,16 @@ def _value_faults(experiment: Experiment, name: str, value: Any, hint: Any) -> l
             faults.append(source.fault(path, f"{'.'.join(map(str, path))}: {reason}"))
     if faults:
         return faults
-    values = candidates(*next(iter(value.items()))) if is_sampler(value) else [value]
-    found = dict.fromkeys(type_fault(f"config.{name}", candidate, hint) for candidate in values)
+    found = dict.fromkeys(type_fault(f"config.{name}", candidate, hint) for candidate in values_of(value))
     return [source.fault(("config", name), reason) for reason in found if reason]
+
+
+def env_faults(experiment: Experiment, options: Any) -> list[str]:
+    """Return that the environment is missing, where a method's table or configuration needs one."""
+    if experiment.env is not None or not options.needs_env:
+        return []
+    missing = "`env` is missing: the environment's id, for example `env: rllm_gym/TextCraft-v0`."
+    return [experiment.source.fault((), missing)]
 
 
 def _env_id(experiment: Experiment, faults: list[str]) -> Any:

@@ -68,12 +68,19 @@ def _hints_of(owner: type) -> dict[str, Any]:
     return typing.get_type_hints(holder, include_extras=True)
 
 
+def unused_option(name: str) -> str | None:
+    """Return what to use instead of an option of RLlib's that is not used here; None for any other name."""
+    if name not in UNUSED:
+        return None
+    return f"{name} is not used here; {UNUSED[name] or 'it does nothing. Leave it out'}."
+
+
 def unknown_option(name: str, options: typing.Collection[str]) -> str | None:
     """Return why an option is refused, or None where it is known."""
     if name in options:
         return None
-    if name in UNUSED:
-        return f"{name} is not used here; {UNUSED[name] or 'it does nothing. Leave it out'}."
+    if reason := unused_option(name):
+        return reason
     return f"unknown key {name!r}; did you mean {nearest(name, options)!r}?"
 
 

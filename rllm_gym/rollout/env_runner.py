@@ -210,7 +210,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.loop.submit(groups, max_episode_steps=horizons, params=params or self._params)
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
-        for episode in [episode for group in finished for episode in group.episodes]:
+        episodes = [episode for group in finished for episode in group.episodes]
+        for episode in episodes:
             episode.num_role_markers = sum(
                 self.chat.count_role_markers(message["content"])
                 for stream in episode.streams.values()
@@ -221,7 +222,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 self.episode_callbacks.episode_ended(episode)
             self.num_env_steps_sampled_lifetime += episode.num_env_steps
         if self.episode_callbacks:
-            self.episode_callbacks.sample_ended([episode for group in finished for episode in group.episodes])
+            self.episode_callbacks.sample_ended(episodes)
         give_back_freed_memory()
         return finished
 

@@ -82,10 +82,11 @@ class RolloutLoop:
         episode_timeout_s: float | None = None,
         max_retries: int = 1,
     ):
-        for name, value, least in (("num_envs", num_envs, 1), ("max_retries", max_retries, 0)):
-            if value < least:
+        least = {"num_envs": 1, "num_env_workers": 0, "max_retries": 0}
+        for (name, bound), value in zip(least.items(), (num_envs, num_env_workers, max_retries), strict=True):
+            if value < bound:
                 raise ConfigError(
-                    f"RolloutLoop: {name} must be at least {least}; got {value}. Set {name}={least} or more."
+                    f"RolloutLoop: {name} must be at least {bound}; got {value}. Set {name}={bound} or more."
                 )
         for module_id, engine in engines.items():
             if max_model_len > engine.max_context_tokens:

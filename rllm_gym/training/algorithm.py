@@ -322,17 +322,18 @@ class LLMAlgorithm(Algorithm):
 
     # --- records ---
 
-    def record(self, step: int, episodes: Sequence[Episode], samples: Sequence[Sample] = (), **evaluated: Any) -> None:
+    def record(self, step: int, episodes: Sequence[Episode], samples: Sequence[Sample] = (), **settings: Any) -> None:
         """Append episodes to the trajectories, with what `samples` hold of their tokens.
 
         Args:
-            evaluated: of an evaluation, its `split` and `horizons`.
+            settings: of an evaluation, its `split` and `horizons`; see `Recorder.append`.
         """
         if not self.config.save_trajectories:
             return
         if self._recorder is None:
             self._recorder = Recorder(self.trajectories_path, self.environments)
-        self._recorder.append(episodes, samples, **{"train_step": step, "horizons": self.horizons, **evaluated})
+        settings.setdefault("horizons", self.horizons)
+        self._recorder.append(episodes, samples, train_step=step, **settings)
 
     @property
     def trajectories_path(self) -> Path:

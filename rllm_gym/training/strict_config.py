@@ -12,7 +12,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.options import UNSET, options_of
+from rllm_gym.options import UNSET, options_of, unused_option
 from rllm_gym.options.from_rllib import UNUSED
 from rllm_gym.options.values import value_fault
 
@@ -82,10 +82,8 @@ class StrictConfig(AlgorithmConfig):
         return options
 
     def _unknown(self, name: str, known: Any) -> str:
-        if name in UNUSED:
-            hint = UNUSED[name] or "it does nothing. Leave it out"
-            return f"{type(self).__name__}: {name} is not used here; {hint}."
-        return f"{type(self).__name__}: no option has this name; got {name!r}. Did you mean {nearest(name, known)!r}?"
+        hint = unused_option(name) or f"no option has this name; got {name!r}. Did you mean {nearest(name, known)!r}?"
+        return f"{type(self).__name__}: {hint}"
 
     def check_options(self) -> None:
         """Make sure that options have values of their types and bounds, and that no option is set that does nothing.

@@ -1,0 +1,37 @@
+"""The dry run's first prompt is that of a task which training plays, reset with the same seed."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ray.tune.registry import register_env
+
+from rllm_gym.cli import first_prompt
+from rllm_gym.rollout.environments import make_token_env
+from rllm_gym.tokens import ChatTokenizer
+from tests.wiring import harness
+
+
+class Seeds(harness.Maze):
+    """A maze that writes down what it is reset with."""
+
+    resets: ClassVar[list[tuple[Any, Any]]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.resets.append((seed, options))
+        return super().reset(seed=seed, options=options)
+
+
+register_env("seeds", lambda config: Seeds(**config))
+
+
+def test_it_is_the_prompt_of_a_group_that_training_plays(ray_cluster: Any, tiny_model: Any) -> None:
+    Seeds.resets.clear()
+    with harness.run(tiny_model, env="seeds", seed=3) as run:
+        trained = set(map(repr, Seeds.resets))
+        [spec] = run.algo.config.environments
+        settings = {"seed": 3, "group_size": run.algo.config.group_size}
+    Seeds.resets.clear()
+    env = make_token_env(spec, ChatTokenizer(str(tiny_model)))
+    assert first_prompt._num_tokens(env, settings) > 0
+    assert repr(Seeds.resets[-1]) in trained
