@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,23 +51,31 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A prompt for an engine. Sampling stops after one of `stop_ids`, which is part of the completion."""
+    """A prompt for an engine. Sampling stops after one of `stop_ids`, which is part of the completion.
+
+    `messages` say the same as `prompt_ids`, for engines that speak text.
+    """
 
     request_id: str
     prompt_ids: list[int]
     stop_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
+    messages: Sequence[Message] = ()
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine sampled: ids and their log-probabilities under the sampled distribution, equally long."""
+    """What an engine sampled: ids and their log-probabilities under the sampled distribution, equally long.
+
+    With an `error` there is no completion, and the episode fails.
+    """
 
     request_id: str
     token_ids: TokenIds
     logp: Logps
     num_cached_tokens: int = 0
+    error: str | None = None
 
 
 class Engine(Protocol):

@@ -221,6 +221,35 @@ MUTANTS = [
         "",
         f"{JOINTS} -k resumed",
     ),
+    # a model behind an endpoint
+    Mutant(
+        "a failed request is taken for an empty action",
+        "rllm_gym/rollout/loop.py",
+        "if completion.error is not None:",
+        "if False:",
+        "tests/rollout/test_loop.py -k failed",
+    ),
+    Mutant(
+        "the endpoint's time to wait is not waited",
+        "rllm_gym/chat_endpoint.py",
+        "if asked.isdigit() else 0.0",
+        "if False else 0.0",
+        "tests/rollout/test_openai_engine.py",
+    ),
+    Mutant(
+        "an answer that was cut ends its turn",
+        "rllm_gym/rollout/engines/openai.py",
+        "if not answer.is_cut or not ids:",
+        "if True:",
+        "tests/rollout/test_openai_engine.py",
+    ),
+    Mutant(
+        "what a resumed evaluation has cost is forgotten",
+        "rllm_gym/evaluation/playing.py",
+        "usage = Counter(_usage(folder))",
+        "usage = Counter()",
+        "tests/evaluation/test_evaluate.py -k endpoint",
+    ),
     # other models
     Mutant(
         "GPT-2's adapter not transposed",

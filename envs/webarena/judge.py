@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
 
 from rllm_gym.envs.webarena.tasks import need
 from rllm_gym.errors import ConfigError, EnvError
 
-DEFAULT_URL = "https://api.openai.com/v1"
 DEFAULT_MODEL = "gpt-4-1106-preview"  # WebArena, evaluation_harness/helper_functions.py
-_RETRY_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 _GRADE = """\
 Grade an answer against a reference. They agree if they mean the same, however they are worded.
@@ -33,7 +30,7 @@ class Judge:
 
         POST url/chat/completions  {"model": ..., "messages": [...], "temperature": 0, "max_tokens": 768}
 
-    Connection failures and the statuses 408, 409, 425, 429 and 5xx are tried again, waiting twice as long each time.
+    What is tried again, and how long is waited: see `rllm_gym.chat_endpoint.ChatEndpoint`.
 
     Source: WebArena (Zhou et al. 2023, arXiv:2307.13854), evaluation_harness/helper_functions.py: the two questions,
         the verdicts and how they are read, model and sampling. Differs: the questions are worded anew.
@@ -57,25 +54,21 @@ class Judge:
         num_attempts: int = 4,
         first_wait_s: float = 1.0,
     ) -> None:
-        self.url = (url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL).rstrip("/")
+        need("requests"), need("tenacity")
+        from rllm_gym.chat_endpoint import ChatEndpoint, EndpointError
+
         self.model = model
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"WebArenaEnv: the judge's url must be like http://127.0.0.1:8000/v1; got {self.url!r}. Correct it."
+        self._error = EndpointError
+        try:
+            self._endpoint = ChatEndpoint(
+                url,
+                key=os.environ.get("OPENAI_API_KEY"),
+                timeout_s=timeout_s,
+                num_attempts=num_attempts,
+                first_wait_s=first_wait_s,
             )
-        self._requests: Any = need("requests")
-        tenacity: Any = need("tenacity")
-        self._timeout_s = timeout_s
-        self._session = self._requests.Session()
-        if key := os.environ.get("OPENAI_API_KEY"):
-            # As an authentication and not as a header: one that ~/.netrc has for this host would replace the header.
-            self._session.auth = functools.partial(_sign, key)
-        self._retry = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(num_attempts),
-            wait=tenacity.wait_exponential(multiplier=first_wait_s, max=30),  # no jitter: it draws from `random`
-            retry=tenacity.retry_if_exception(self._is_passing),
-            reraise=True,
-        )
+        except ConfigError as error:
+            raise ConfigError(f"WebArenaEnv: judge_url: {error}") from error
 
     def is_correct(self, question: str, reference: str, answer: str) -> bool:
         """Say whether an answer means what the reference says.
@@ -111,41 +104,18 @@ class Judge:
             "max_tokens": 768,
         }
         try:
-            response = self._retry(self._post, body)
-        except self._requests.RequestException as e:
+            return self._endpoint.complete(body).text.lower()
+        except self._error as error:
             raise EnvError(
-                f"{self._who}: the judge must answer; got {type(e).__name__}: {e}. Check judge_url and OPENAI_API_KEY."
-            ) from e
-        try:
-            return str(response.json()["choices"][0]["message"]["content"]).lower()
-        except (ValueError, KeyError, IndexError, TypeError) as e:
-            raise EnvError(
-                f"{self._who}: the endpoint must speak OpenAI's protocol; got {response.text[:80]!r}. Check judge_url."
-            ) from e
-
-    def _post(self, body: dict[str, Any]) -> Any:
-        url = f"{self.url}/chat/completions"
-        response = self._session.post(url, json=body, timeout=self._timeout_s, allow_redirects=False)
-        response.raise_for_status()
-        return response
-
-    def _is_passing(self, error: BaseException) -> bool:
-        if isinstance(error, self._requests.HTTPError):
-            return error.response.status_code in _RETRY_STATUSES
-        exceptions = self._requests.exceptions
-        return isinstance(error, exceptions.ConnectionError | exceptions.Timeout | exceptions.ChunkedEncodingError)
+                f"{self._who}: the judge must answer; got {error}. Check judge_url and OPENAI_API_KEY."
+            ) from error
 
     def _no_verdict(self, known: str, got: str) -> EnvError:
         return EnvError(f"{self._who}: a verdict must be {known}; got {got[:80]!r}. Choose another judge_model.")
 
     @property
     def _who(self) -> str:
-        return f"Judge({self.model} at {self.url})"
-
-
-def _sign(key: str, request: Any) -> Any:
-    request.headers["Authorization"] = f"Bearer {key}"
-    return request
+        return f"Judge({self.model} at {self._endpoint.url})"
 
 
 def load_judge(url: str | None, model: str) -> Judge:

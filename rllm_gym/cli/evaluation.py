@@ -83,6 +83,10 @@ def evaluate(
             with ray_session(ray_address, [bundles], verbose=verbose), _Estimate(plan.num_episodes) as estimate:
                 report = play(plan, resume=resume, on_progress=estimate)
         typer.echo((plan.folder / TABLE).read_text(encoding="utf-8"))
+        if usage := report.get("usage"):
+            cost = f", {usage['cost']:.4f} dollars" if "cost" in usage else ""
+            counts = "{requests:,} requests, {prompt_tokens:,} + {completion_tokens:,} tokens".format(**usage)
+            typer.echo(f"the endpoint counted {counts}{cost}")
         typer.echo(f"{report['episodes']} episodes, {report['errors']} errors; results in {plan.folder}")
 
 

@@ -13,11 +13,12 @@ from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, outcome_of, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
-from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
+from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, sampled_policy, with_environment
 from rllm_gym.types import Episode, TaskGroup
 
 # Written before the first episode is played.
 PLAN, RESULT, TABLE, TRAJECTORIES = "evaluation.json", "result.json", "table.md", "trajectories"
+USAGE = "usage.json"  # of an endpoint that is paid for
 
 
 @dataclass
@@ -114,6 +115,7 @@ def plan_evaluation(
                 )
     algorithm, playing = playing_config(policy, config)
     _play_on(playing, panels)
+    policy = sampled_policy(policy, playing)
     name = Path(policy.name)
     label = name.name if policy.checkpoint is None else "-".join(name.parts[-3:])
     folder = Path(out) if out is not None else Path("evaluations") / f"{label}-{hash_of(panels)[:8]}"
@@ -189,10 +191,25 @@ def _played(plan: Plan, groups: Sequence[TaskGroup], recorder: Recorder) -> Iter
                 request = of_panel[first : first + per_request]
                 played, failed = algo.sample(request, max_episode_steps=horizons, params=panel.sampling)
                 episodes: list[Episode] = [*played, *failed]
+                _add_usage(plan.folder, algo.env_runner_group.foreach_env_runner("take_usage", local_env_runner=False))
                 records = recorder.append(episodes, train_step=None, horizons=horizons, split=panel.split)
                 yield _outcomes(records) + _dropped(request, episodes)
     finally:
         algo.stop()
+
+
+def _add_usage(folder: Path, taken: Sequence[Mapping[str, float]]) -> None:
+    """Count what a request has cost to what the folder's evaluation has cost so far."""
+    usage = Counter(_usage(folder))
+    for of_runner in taken:
+        usage.update(of_runner)
+    if usage:
+        (folder / USAGE).write_text(json.dumps(usage) + "\n", encoding="utf-8")
+
+
+def _usage(folder: Path) -> dict[str, float]:
+    file = folder / USAGE
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _dropped(request: Sequence[TaskGroup], episodes: Sequence[Episode]) -> list[Outcome]:
@@ -261,9 +278,11 @@ def _missing(group: TaskGroup, found: Mapping[Any, Outcome]) -> TaskGroup:
 
 
 def _report(plan: Plan, found: Mapping[Any, Outcome]) -> dict[str, Any]:
+    usage = _usage(plan.folder)
     return {
         "model": plan.policy.name,
         "panel_hash": hash_of(plan.panels),
+        **({"usage": usage} if usage else {}),
         **report_of(dict(zip(plan.names, plan.panels, strict=True)), list(found.values())),
     }
 

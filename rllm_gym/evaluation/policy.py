@@ -91,12 +91,30 @@ def playing_config(policy: Policy, options: Mapping[str, Any] | None = None) -> 
         config.update_from_dict(dict(options or {}))
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"evaluate: config: {' '.join(str(error).split())}") from error
+    config.trains = False
     # Methods that learn from recorded episodes have EnvRunners only where they evaluate.
     config.evaluation_interval, config.num_env_runners = 1, max(1, config.num_env_runners)
     config.save_trajectories = False
     if hasattr(config, "without_data"):
         config.without_data()
     return algorithm, config
+
+
+def sampled_policy(policy: Policy, config: Any) -> Policy:
+    """Return whose tokens are played: the policy's, or those of the endpoint's model where one samples.
+
+    Raises:
+        ConfigError: a checkpoint would be played by an endpoint, which has a model of its own.
+    """
+    if config.engine != "openai":
+        return policy
+    if policy.checkpoint is not None:
+        raise ConfigError(
+            f"evaluate: the engine openai samples from its endpoint's model; got the checkpoint {policy.name!r}. "
+            "Name a Hugging Face model, whose tokenizer counts the tokens: `rllib evaluate tiny --config ...`."
+        )
+    model, url = config.engine_options["model"], config.engine_options.get("base_url")
+    return Policy(f"{model} at {url}" if url else model, None)
 
 
 def with_environment(

@@ -35,7 +35,10 @@ class SamplingOptions:
 
     engine: Annotated[
         str | Callable[..., Engine],
-        Doc("`vllm`, `transformers` (slow, no extra dependency), or one of your own as `module:name`."),
+        Doc(
+            "`vllm`, `transformers` (slow, no extra dependency), or one of your own as `module:name`; for "
+            "`rllib evaluate` also `openai`, any OpenAI-compatible endpoint."
+        ),
     ] = "vllm"
     engine_options: Annotated[dict, Doc("passed through to vLLM's `EngineArgs`, or to the other engine.")] = {}
     max_model_len: Annotated[

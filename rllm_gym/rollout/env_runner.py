@@ -81,7 +81,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             make_token_env(environment, self.chat).close()
         for module_id in self._module_ids():
             self.engines[module_id] = self._make_engine(module_id)
-        waiting.logger.addHandler(NoticeHandler(f"EnvRunner {self.worker_index}"))
+        self._notices = NoticeHandler(f"EnvRunner {self.worker_index}")
+        waiting.logger.addHandler(self._notices)
         self.loop = RolloutLoop(
             self._make_env,
             self.engines,
@@ -230,6 +231,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Return RLlib's form of an episode."""
         return to_rllib_episode(episode, self._space, is_multi_agent=self.config.is_multi_agent)
 
+    def take_usage(self) -> dict[str, float]:
+        """Return what engines that are paid for have counted since the last call; see their `usage`."""
+        taken: dict[str, float] = {}
+        for engine in self.engines.values():
+            usage: dict[str, float] = getattr(engine, "usage", {})
+            for name in list(usage):
+                taken[name] = taken.get(name, 0) + usage.pop(name)
+        return taken
+
     @override(EnvRunner)
     def get_metrics(self) -> Any:
         """Return what callbacks logged; the driver computes the episodes' statistics, for it sees all of them."""
@@ -284,6 +294,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def stop(self) -> None:
         if self.loop is not None:
+            waiting.logger.removeHandler(self._notices)
             self.loop.close()
         for engine in self.engines.values():
             engine.close()

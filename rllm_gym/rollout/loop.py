@@ -228,7 +228,7 @@ class RolloutLoop:
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
         play: Play = job.owner
-        _add_time(play, "env_s", job.seconds)
+        play.add_time("env_s", job.seconds)
         if job.error is not None:
             play.episode.num_env_timeouts += job.is_timed_out
             self._fail(play, job.error)
@@ -309,14 +309,19 @@ class RolloutLoop:
                 stop_ids=env.stop_ids(agent_id),
                 params=play.params[stream.module_id],
                 seed=seed_of(*play.episode.group.key, play.episode.member, agent_index, len(stream.turns)),
+                messages=stream.messages,
             )
             self._requests[request.request_id] = Request(play, stream, engine.policy_version)
             engine.submit(request)
 
     def _take_completion(self, completion: Completion) -> None:
         """Record a turn; step the environment when it was the last one that this step needs."""
-        request = self._requests.pop(completion.request_id)
+        request = self._requests.pop(completion.request_id, None)
+        if request is None:  # another agent's completion has failed the episode
+            return
         play, stream = request.play, request.stream
+        if completion.error is not None:
+            return self._fail(play, completion.error)
         agent_id = stream.agent_id
         stream.turns.append(
             Turn(
@@ -332,7 +337,7 @@ class RolloutLoop:
         play.contexts[agent_id].extend(completion.token_ids.tolist())
         play.actions[agent_id] = completion.token_ids
         if len(play.actions) == len(play.to_act):
-            _add_time(play, "engine_s", self._now() - play.asked_s)
+            play.add_time("engine_s", self._now() - play.asked_s)
             actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
             play.asked_s = self._now()
             self._pool.submit(play.slot, play, "step", actions)
@@ -369,7 +374,7 @@ class RolloutLoop:
         self._plays.remove(play)
         self._last_end_s = self._now()
         play.episode.end_reason = end_reason
-        _add_time(play, "total_s", self._last_end_s - play.begun_s)
+        play.add_time("total_s", self._last_end_s - play.begun_s)
 
     def _hand_over(self, progress: Progress) -> None:
         if len(progress.episodes) + len(progress.failed) == progress.group.size:
@@ -393,7 +398,3 @@ class RolloutLoop:
                 got = f"{now_s - play.begun_s:.1f} s, now waiting for its {'engine' if is_in_engine else 'environment'}"
                 rule = f"an episode must end within episode_timeout_s = {self._timeout_s}"
                 self._fail(play, f"RolloutLoop: {rule}; got {got}, after {play.episode.num_env_steps} steps.")
-
-
-def _add_time(play: Play, name: str, seconds: float) -> None:
-    play.episode.timings[name] = play.episode.timings.get(name, 0.0) + seconds

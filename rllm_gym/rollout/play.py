@@ -39,6 +39,10 @@ class Play:
     actions: dict[str, TokenIds] = field(default_factory=dict)
     early_rewards: dict[str, float] = field(default_factory=dict)
 
+    def add_time(self, name: str, seconds: float) -> None:
+        """Add to one of the episode's timings."""
+        self.episode.timings[name] = self.episode.timings.get(name, 0.0) + seconds
+
 
 @dataclass(frozen=True)
 class Request:

@@ -33,6 +33,7 @@ class LLMConfig(StrictConfig, CommonOptions):
     """
 
     num_recorded_samples_per_step = 0  # of a method that trains on what it does not sample
+    trains = True  # False where a policy is only played
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -134,6 +135,11 @@ class LLMConfig(StrictConfig, CommonOptions):
         if self.has_env_runners and self.num_env_runners < 1:
             raise ConfigError(f"{who}: num_env_runners must be at least 1; got {self.num_env_runners}.")
         check_engine(self.engine, self.engine_options)
+        if self.engine == "openai" and self.trains:
+            raise ConfigError(
+                f"{who}: the engine openai is for `rllib evaluate`: an endpoint takes no weights and tells no "
+                "log-probabilities of our tokens; got it for training. Set engine: vllm."
+            )
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "

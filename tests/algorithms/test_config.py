@@ -33,7 +33,7 @@ def validated(**options) -> GRPOConfig:
         ],
         ({"temperature": 0.0}, "training needs temperature above 0"),
         ({"max_new_tokens": 99, "max_model_len": 99}, "max_new_tokens must be below max_model_len"),
-        ({"engine": "sglang"}, "engine: must be one of scripted, transformers, vllm, or"),
+        ({"engine": "sglang"}, "engine: must be one of openai, scripted, transformers, vllm, or"),
         (
             {"engine": "transformers", "engine_options": {"seed": 1}},
             "engine_options: the engine transformers takes device; got 'seed'. Did you mean 'device'?",

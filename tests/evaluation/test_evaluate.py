@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -15,6 +18,7 @@ from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation import playing as evaluation
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, report_of
 from rllm_gym.evaluation.panel import make_panel
+from rllm_gym.evaluation.policy import Policy, sampled_policy
 from rllm_gym.rollout import env_runner
 from rllm_gym.rollout.env_runner import SampleResult
 from rllm_gym.rollout.environments import EnvironmentSpec
@@ -90,6 +94,26 @@ def test_an_interrupted_evaluation_goes_on_without_playing_again(evaluated, tmp_
     assert (again, progress) == (whole, [])
     with pytest.raises(ConfigError, match="holds the evaluation of another panel"):
         evaluated(panel(seed=6), resume=True)
+
+
+def test_what_an_endpoint_has_counted_is_kept_over_an_interruption(evaluated, tmp_path, monkeypatch):
+    submit = Recorder.submit
+
+    def count(engine, request):
+        engine.__dict__.setdefault("usage", Counter())["requests"] += 1
+        submit(engine, request)
+
+    monkeypatch.setattr(Recorder, "submit", count)
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(panel(), max_requests=1)
+    report, _ = evaluated(panel(), resume=True)
+    assert report["usage"] == {"requests": sum(len(record.turns) for record in read_episodes(tmp_path / "out"))}
+
+
+def test_an_endpoint_plays_no_checkpoint():
+    config = SimpleNamespace(engine="openai", engine_options={"model": "theirs"})
+    with pytest.raises(ConfigError, match="samples from its endpoint's model; got the checkpoint 'runs/mine'"):
+        sampled_policy(Policy("runs/mine", Path("runs/mine")), config)
 
 
 def test_errors_are_no_failures_and_are_played_again_by_resume(evaluated, tmp_path, monkeypatch):

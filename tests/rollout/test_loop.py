@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -407,3 +408,15 @@ def test_new_params_hold_for_episodes_begun_later(talk, make_loop):
     episode = only_episode(list(loop.finished_groups()))
     assert text_of(episode, talk) == "T>[ab]1>"
     assert engine.requests[0].params == SamplingParams(max_new_tokens=2, temperature=0.0)
+
+
+def test_a_completion_that_failed_fails_its_episode_which_is_played_again(talk, make_loop):
+    class Failing(ScriptedEngine):
+        def step(self):  # the first completion of all
+            return [replace(c, error="no answer") if c.request_id == "0" else c for c in super().step()]
+
+    reply = lambda prompt: talk.encode("!|")  # noqa: E731
+    episode = only_episode(play(make_loop(Failing(reply), max_retries=1), group(0, "T")))
+    assert (episode.num_retries, episode.error) == (1, None)
+    (done,) = play(make_loop(Failing(reply), max_retries=0), group(0, "T"))
+    assert (done.episodes, [failed.error for failed in done.failed]) == ([], ["no answer"])

@@ -27,12 +27,27 @@ from rllm_gym.importing import did_you_mean, import_object
 from rllm_gym.types import Engine
 
 ENGINES = {
+    "openai": "rllm_gym.rollout.engines.openai:OpenAIEngine",
     "scripted": "rllm_gym.rollout.engines.scripted:make_scripted_engine",
     "transformers": "rllm_gym.rollout.engines.transformers:TransformersEngine",
     "vllm": "rllm_gym.rollout.engines.vllm:VLLMEngine",
 }
+OPENAI_OPTIONS: dict[str, tuple[type | tuple[type, ...], str]] = {  # name: (type, meaning)
+    "model": (str, "the endpoint's name of the model"),
+    "base_url": (str, 'of the endpoint, up to "/v1"; default: `OPENAI_BASE_URL`, or else OpenAI\'s'),
+    "api_key_env": (str, "the environment variable that holds the key; default: `OPENAI_API_KEY`, if it is set"),
+    "price": (dict, "`{prompt: 0.25, completion: 2.0}`, in dollars per million tokens"),
+    "requests_per_minute": ((int, float), "begin no more, of all environments of a sampler"),
+    "num_attempts": (int, "of each request; default: 6"),
+    "timeout_s": ((int, float), "for each attempt to connect and to read; default: 120"),
+    "request": (dict, "keys to add to every request, or with null to leave out: `{reasoning_effort: low, seed: null}`"),
+}
 # What `engine_options` may hold; vLLM's are the fields of its EngineArgs.
-ENGINE_OPTIONS = {"scripted": ("replies", "num_steps"), "transformers": ("device",)}
+ENGINE_OPTIONS = {
+    "openai": tuple(OPENAI_OPTIONS),
+    "scripted": ("replies", "num_steps"),
+    "transformers": ("device",),
+}
 VLLM_FIXED_OPTIONS = {  # what VLLMEngine relies on, or takes as arguments of its own
     "model", "dtype", "max_model_len", "max_num_seqs", "skip_tokenizer_init", "logprobs_mode",
 }  # fmt: skip
@@ -113,6 +128,29 @@ def check_options(engine: str, options: Mapping[str, Any]) -> None:
         raise ConfigError(
             "engine_options: the engine scripted needs replies, a list of token ids for each; got none. "
             "Set engine_options: {replies: [[...], ...]}."
+        )
+    if engine == "openai":
+        _check_openai(options)
+
+
+def _check_openai(options: Mapping[str, Any]) -> None:
+    if "model" not in options:
+        raise ConfigError(
+            "engine_options: the engine openai needs the endpoint's name of a model; got none. "
+            "Set engine_options: {model: ..., base_url: ...}."
+        )
+    for name, value in options.items():
+        kind, _ = OPENAI_OPTIONS[name]
+        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, (int, float)) and value <= 0):
+            kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+            above = "" if kind in (str, dict) else " above 0"
+            raise ConfigError(f"engine_options: {name} must be a {kinds}{above}; got {value!r}. Correct it.")
+    price = options.get("price")
+    is_price = price is None or all(isinstance(p, (int, float)) and p >= 0 for p in price.values())
+    if not is_price or (price is not None and set(price) != {"prompt", "completion"}):
+        raise ConfigError(
+            "engine_options: price must be like {prompt: 0.25, completion: 2.0}, in dollars per million tokens; "
+            f"got {price!r}. Correct it."
         )
 
 
