@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import FAILED, errors_in_one_line
-from rllm_gym.errors import ConfigError
+from rllm_gym.cli.common import FAILED, errors_in_one_line, json_mapping
 
 
 def check_env(
@@ -23,7 +21,7 @@ def check_env(
         from rllm_gym.envs.contract import findings
 
         num_broken = num_rules = 0
-        for found in findings(functools.partial(maker_of(env), **_keywords(env_config))):
+        for found in findings(functools.partial(maker_of(env), **json_mapping("--env-config", env_config))):
             num_rules += 1
             if found.broken:
                 num_broken += 1
@@ -49,15 +47,3 @@ def maker_of(env: str) -> Callable[..., Any]:
 
     env_id = normalize_env_id(env)
     return lambda **kwargs: make_text_env(EnvironmentSpec(env_id, env_id, kwargs))
-
-
-def _keywords(env_config: str | None) -> dict[str, Any]:
-    try:
-        keywords = json.loads(env_config or "{}")
-    except ValueError as error:
-        keywords = error
-    if not isinstance(keywords, dict):
-        raise ConfigError(
-            f"check-env: --env-config must be a JSON object, like '{{\"depth\": 1}}'; got {env_config!r}. Correct it."
-        )
-    return keywords

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +39,21 @@ def refuse_beside(context: typer.Context, option: str, others: tuple[str, ...], 
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise ConfigError(f"{option}: {why}; got --{name.replace('_', '-')}, too. Leave it out.")
+
+
+def json_mapping(option: str, text: str | None) -> dict[str, Any]:
+    """Return what an option says as a JSON object; {} where it is left out.
+
+    Raises:
+        ConfigError: it says something else.
+    """
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        found = error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{option}: must be a JSON object, like '{{\"depth\": 1}}'; got {text!r}. Correct it.")
+    return found
 
 
 @contextlib.contextmanager

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, refuse_beside
+from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, json_mapping, refuse_beside
 from rllm_gym.cli.ray_session import prepare_driver, ray_session
 from rllm_gym.cli.scratch import temporary_folder
-from rllm_gym.cli.source import ExperimentError, parse_yaml
 from rllm_gym.errors import ConfigError
 
 OF_A_PANEL = ("env", "env_config", "episodes", "samples", "split", "seed", "horizon", "greedy")
@@ -58,7 +57,7 @@ def evaluate(
         if panel:
             refuse_beside(context, "--panel", OF_A_PANEL, "it says the environment, its tasks, horizon and sampling")
         envs = _environments(env or [], env_config or [])
-        options = _mapping(config, "--config") if config else {}
+        options = json_mapping("--config", config)
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)
@@ -92,20 +91,13 @@ def evaluate(
 
 def _environments(envs: list[str], env_configs: list[str]) -> list[tuple[str | None, dict[str, Any]]]:
     """Return each environment with its `env_config`."""
-    configs = [_mapping(text, "--env-config") for text in env_configs]
+    configs = [json_mapping("--env-config", text) for text in env_configs]
     if len(configs) > max(1, len(envs)) or (len(envs) > 1 and 0 < len(configs) < len(envs)):
         raise ConfigError(
             f"--env-config: must be given once for each --env, or never; got {len(configs)} for {len(envs)}."
         )
     names: list[str | None] = list(envs) or [None]
     return list(zip(names, configs or [{}] * len(names), strict=True))
-
-
-def _mapping(text: str, who: str) -> dict[str, Any]:
-    found = parse_yaml(text, who, with_lines=False)[0]
-    if not isinstance(found, dict):
-        raise ExperimentError(f"{who}: must be a mapping; got {found!r}.")
-    return found
 
 
 class _Estimate:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line, refuse_beside
+from rllm_gym.cli.common import errors_in_one_line, json_mapping, refuse_beside
 from rllm_gym.errors import ConfigError
 from rllm_gym.types import SamplingParams
 
@@ -41,12 +40,7 @@ def panel(
     with errors_in_one_line():
         if test_list:
             refuse_beside(context, "--from", ("split", "episodes"), "the list says which tasks are played")
-        try:
-            config = json.loads(env_config or "{}")
-        except ValueError as error:
-            raise ConfigError(f"--env-config: must be JSON; got {env_config!r} ({error}).") from error
-        if not isinstance(config, dict):
-            raise ConfigError(f"--env-config: must be a mapping; got {config!r}.")
+        config = json_mapping("--env-config", env_config)
         [spec] = environments_of(normalize_env_id(env), config)
         try:
             made = make_panel(

@@ -14,6 +14,8 @@ from rllm_gym.cli.comparison import compare
 from rllm_gym.cli.index import index
 from rllm_gym.cli.new_env import new_env
 from rllm_gym.cli.panels import panel
+from rllm_gym.cli.play import play
+from rllm_gym.cli.show import show
 from rllm_gym.cli.web_check import web_check
 from rllm_gym.errors import ConfigError
 
@@ -31,6 +33,8 @@ app.command()(new_env)
 app.command()(check_env)
 app.command()(compare)
 app.command()(panel)
+app.command()(show)
+app.command()(play)
 
 
 @app.callback()

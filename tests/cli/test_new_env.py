@@ -94,7 +94,7 @@ def test_check_env_says_each_broken_rule_in_one_line_and_fails(calling_folder, m
     [
         (["rllm_gym.envs.textcraft.env:TextCrftEnv"], "Did you mean 'rllm_gym.envs.textcraft.env:TextCraftEnv'?"),
         (["rllm_gym/TextCrft-v0"], "Did you mean 'rllm_gym:rllm_gym/TextCraft-v0'?"),
-        (["rllm_gym/TextCraft-v0", "--env-config", "depth"], "--env-config must be a JSON object"),
+        (["rllm_gym/TextCraft-v0", "--env-config", "depth"], "--env-config: must be a JSON object"),
         (["rllm_gym/TextCraft-v0", "--env-config", '{"depht": 1}'], "got 'depht'. Did you mean 'depth'?"),
         (["fractions:Fraction"], "env must be a gymnasium.Env"),
     ],
