@@ -11,6 +11,7 @@ from rllm_gym.cli.check_env import check_env
 from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, find_own_modules
 from rllm_gym.cli.comparison import compare
+from rllm_gym.cli.convert import convert
 from rllm_gym.cli.index import index
 from rllm_gym.cli.new_env import new_env
 from rllm_gym.cli.panels import panel
@@ -34,6 +35,7 @@ app.command()(check_env)
 app.command()(compare)
 app.command()(panel)
 app.command()(show)
+app.command()(convert)
 app.command()(play)
 
 

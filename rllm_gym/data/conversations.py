@@ -25,11 +25,15 @@ class Dialogue:
         messages: role and content.
         is_trained: for each message whether its tokens are to be learnt; only an assistant's ever are.
         item_id: the task, where the file names it.
+        reward: of the whole, where the file has one.
+        final_reply: what the environment said last, where it did; it is in no message.
     """
 
     messages: tuple[Message, ...]
     is_trained: tuple[bool, ...]
     item_id: str | int | None = None
+    reward: float | None = None
+    final_reply: str | None = None
 
 
 def read_dialogues(path: str | Path) -> Iterator[Dialogue]:
@@ -66,12 +70,16 @@ def dialogue_of(record: Any, who: str) -> Dialogue:
         role, content, loss = _fields(message, f"{who}, message {k}")
         parsed.append({"role": role, "content": content})
         is_trained.append(role == "assistant" and loss is not False)
+    final_reply = parsed[-1]["content"] if parsed[-1]["role"] == "user" else None
     while parsed and parsed[-1]["role"] != "assistant":  # what the environment said last has nothing after it to learn
         parsed.pop()
         is_trained.pop()
     _check_turns([message["role"] for message in parsed], who)
-    item_id = record.get("item_id") if isinstance(record, dict) else None
-    return Dialogue(tuple(parsed), tuple(is_trained), item_id)
+    of_record = record if isinstance(record, dict) else {}
+    reward = of_record.get("reward")
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float))):
+        raise TrajectoryError(f"{who}: reward must be a number; got {reward!r:.80}.")
+    return Dialogue(tuple(parsed), tuple(is_trained), of_record.get("item_id"), reward, final_reply)
 
 
 def read_json_objects(path: str | Path) -> Iterator[dict[str, Any]]:
