@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from rllm_gym.cli.check import Checked
+from rllm_gym.cli.loggers import DEFAULT_LOGGERS
 from rllm_gym.cli.sweeps import find_samplers, is_sampler, num_trials
 
 # Printed even where they have their default.
@@ -47,6 +48,8 @@ def dry_run_report(checked: Checked, found: Sequence[str] = ()) -> str:
     for key in ("stop", "checkpoint_config", "scheduler"):
         if getattr(experiment, key):
             spec[key] = getattr(experiment, key)
+    if experiment.loggers != list(DEFAULT_LOGGERS):
+        spec["loggers"] = experiment.loggers
     if experiment.num_samples > 1:
         spec["num_samples"] = experiment.num_samples
     spec["config"] = {name: _plain(value) for name, value in config.items()}

@@ -52,6 +52,23 @@ def episode_lines(record: EpisodeRecord, *, max_chars: int | None = None) -> Ite
         yield f"  error  {printable(' '.join(record.error.split()))}"
 
 
+def brief_lines(record: EpisodeRecord, *, max_turns: int = 6, max_chars: int = 120) -> Iterator[str]:
+    """Yield an episode in short: its headline, the end of its task, and the last line of each action."""
+    yield headline(record)
+    asked = next((message["content"] for message in record.messages if message["role"] == "user"), "")
+    yield f"  task   {_last_line(asked, max_chars)}"
+    said = [message["content"] for message in record.messages if message["role"] == "assistant"]
+    for text in said[:max_turns]:
+        yield f"  agent  {_last_line(text, max_chars)}"
+    if len(said) > max_turns:
+        yield f"  {'':<7}{SHORTENED} {len(said) - max_turns} more turns"
+
+
+def _last_line(text: str, max_chars: int) -> str:
+    lines = text.strip().splitlines()
+    return printable(shortened(lines[-1], max_chars)) if lines else ""
+
+
 def shortened(text: str, max_chars: int | None) -> str:
     """Return a text of at most `max_chars` characters, with the middle left out where it is longer."""
     if max_chars is None or len(text) <= max_chars:

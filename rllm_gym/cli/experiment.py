@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.cli.loggers import DEFAULT_LOGGERS, logger_fault
 from rllm_gym.cli.source import ExperimentError, KeyPath, Source, parse_yaml, read_yaml
 from rllm_gym.errors import nearest
 
-KEYS = ("run", "env", "stop", "config", "checkpoint_config", "num_samples", "scheduler")
+KEYS = ("run", "env", "stop", "config", "checkpoint_config", "num_samples", "scheduler", "loggers")
 
 
 @dataclass
@@ -28,10 +29,11 @@ class Experiment:
     checkpoint_config: dict[str, Any] = field(default_factory=dict)
     num_samples: int = 1
     scheduler: dict[str, Any] = field(default_factory=dict)
+    loggers: list[Any] = field(default_factory=lambda: list(DEFAULT_LOGGERS))
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read a file of the shape `name: {run, env, stop, config, checkpoint_config, num_samples, scheduler}`.
+    """Read a file of the shape `name: {run, env, stop, config, checkpoint_config, num_samples, scheduler, loggers}`.
 
     Raises:
         ExperimentError: what is wrong with the file's shape, one line per fault.
@@ -62,6 +64,7 @@ def experiment_from_options(
     checkpoint_config: str | None,
     num_samples: int,
     scheduler: str | None,
+    loggers: str | None,
     name: str | None,
 ) -> Experiment:
     """Make the same record from command line options; the mappings are JSON or YAML text."""
@@ -71,7 +74,8 @@ def experiment_from_options(
     spec: dict[str, Any] = {"run": algo, "num_samples": num_samples}
     if env is not None:
         spec["env"] = env
-    texts = {"config": config, "stop": stop, "checkpoint_config": checkpoint_config, "scheduler": scheduler}
+    texts = {"config": config, "stop": stop, "checkpoint_config": checkpoint_config}
+    texts |= {"scheduler": scheduler, "loggers": loggers}
     for key, text in texts.items():
         if text is not None:
             flag = f"--{key.replace('_', '-')}"
@@ -119,6 +123,8 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
     num_samples = spec.get("num_samples", 1)
     if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
         fault(("num_samples",), f"num_samples must be a whole number of at least 1; got {num_samples!r}.")
+    if "loggers" in spec and (reason := logger_fault(spec["loggers"])):
+        fault(("loggers",), reason)
     if faults:
         raise ExperimentError("\n".join(faults))
     return Experiment(
@@ -131,6 +137,7 @@ def build_experiment(name: Any, spec: dict[str, Any], source: Source) -> Experim
         checkpoint_config=dict(spec.get("checkpoint_config") or {}),
         num_samples=num_samples,
         scheduler=dict(spec.get("scheduler") or {}),
+        loggers=list(spec.get("loggers", DEFAULT_LOGGERS)),
     )
 
 

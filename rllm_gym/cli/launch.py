@@ -20,6 +20,7 @@ from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, newest_intac
 from rllm_gym.cli.check import Checked
 from rllm_gym.cli.common import FAILED
 from rllm_gym.cli.dry_run import bundles_per_trial
+from rllm_gym.cli.loggers import make_services
 from rllm_gym.cli.memory_meter import MemoryMeter
 from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
@@ -83,11 +84,21 @@ class OriginWriter(tune.Callback):
             write_origin(Path(trial.path), self._resumed)
 
 
-def train(checked: Checked, *, storage: str, resume: bool, address: str | None, verbose: bool, console: Console) -> int:
+def train(
+    checked: Checked,
+    *,
+    storage: str,
+    resume: bool,
+    address: str | None,
+    show_every: int,
+    verbose: bool,
+    console: Console,
+) -> int:
     """Train, and return the exit code.
 
     Args:
         storage: folder of all runs, or an address such as s3://bucket/runs.
+        show_every: train steps from one episode that is shown to the next; 0 shows none.
 
     Raises:
         ConfigError: there is nothing to resume, or Ray has no room for a trial.
@@ -117,9 +128,11 @@ def train(checked: Checked, *, storage: str, resume: bool, address: str | None, 
         last_step=experiment.stop.get("training_iteration"),
         num_trials=trials,
         first_step=reached["training_iteration"],
+        show_every=show_every,
     )
     stopper.reporter = reporter
     memory = MemoryMeter()
+    services = make_services(experiment.loggers, experiment.name)
     say(f"{experiment.name}: starting Ray" if address is None else f"{experiment.name}: joining Ray at {address}")
     with ray_session(address, bundles_per_trial(checked), verbose=verbose):
         source = checked.config["env"] or checked.config.get("data")
@@ -138,7 +151,11 @@ def train(checked: Checked, *, storage: str, resume: bool, address: str | None, 
                 checkpoint_config=tune.CheckpointConfig(**{"checkpoint_at_end": True, **experiment.checkpoint_config}),
                 trial_dirname_creator=trial_dirname,
                 restore=str(resumed.path) if resumed else None,
-                callbacks=[*result_writers(storage), CheckpointSync(), reporter, memory, OriginWriter(resumed)],
+                callbacks=[
+                    *result_writers(storage, experiment.loggers, show_every=show_every),
+                    *services,
+                    *(CheckpointSync(), reporter, memory, OriginWriter(resumed)),
+                ],
                 raise_on_failed_trial=False,
                 verbose=0,
             )

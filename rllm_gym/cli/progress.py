@@ -8,6 +8,7 @@ from ray.tune import Callback
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from rllm_gym.cli.result_files import sample_episode
 from rllm_gym.cli.summary import describe_evaluation
 
 
@@ -51,10 +52,14 @@ class ProgressReporter(Callback):
         last_step: train steps of each trial, where `stop` says so.
         num_trials: with more than one, every line begins with the trial.
         first_step: train steps that a resumed run has behind it.
+        show_every: train steps from one episode that is shown in short to the next; 0 shows none.
     """
 
-    def __init__(self, console: Console, *, last_step: int | None, num_trials: int, first_step: int = 0) -> None:
+    def __init__(
+        self, console: Console, *, last_step: int | None, num_trials: int, first_step: int = 0, show_every: int = 0
+    ) -> None:
         self._console, self._last_step, self._num_trials = console, last_step, num_trials
+        self._show_every = show_every
         self.num_active = 0
         self._waiting: list[str] = []
         self._steps: dict[str, int] = {}
@@ -104,6 +109,8 @@ class ProgressReporter(Callback):
         self._steps[trial.trial_id] = result["training_iteration"]
         who = f"{trial.trial_id}  " if self._num_trials > 1 else ""
         self.say(who + step_line(result, self._last_step))
+        for line in sample_episode(trial, result, self._show_every):
+            self.say(f"    {line}")
         if evaluation := describe_evaluation(result):
             self.say(f"{who}evaluation  {evaluation}")
         self._progress.update(self._task, description="training", completed=sum(self._steps.values()))

@@ -6,7 +6,7 @@ Tune's own writers fill a folder of Ray's, from which Tune copies now and then: 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from ray.tune import Callback
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback, TBXLoggerCallback
 
 from rllm_gym.checkpoints import force_to_disk
+from rllm_gym.cli.episode_text import brief_lines
+from rllm_gym.cli.loggers import DEFAULT_LOGGERS, named
 from rllm_gym.cli.storage import is_remote
+from rllm_gym.data import latest_episode
 from rllm_gym.errors import StorageError
 
 
@@ -92,10 +95,18 @@ class CSVInPlace(_InPlace, CSVLoggerCallback):
 class TensorBoardInPlace(_InPlace, TBXLoggerCallback):
     """Writes TensorBoard's events, which a thread writes behind: a kill takes those of the last second."""
 
-    def __init__(self) -> None:
+    def __init__(self, show_every: int = 0) -> None:
         super().__init__()
+        self._show_every = show_every
         make: Any = self._summary_writer_cls
         self._summary_writer_cls: Any = lambda folder, flush_secs: make(folder, flush_secs=1)
+
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
+        """Also write an episode of each `show_every` train steps as text."""
+        super().log_trial_result(iteration, trial, result)
+        if lines := sample_episode(trial, result, self._show_every):
+            text = "\n".join(f"    {line}" for line in lines)  # a block that TensorBoard's Markdown takes as it is
+            self._trial_writer[trial].add_text("sample_episode", text, result["training_iteration"])
 
 
 class CheckpointSync(Callback):
@@ -106,6 +117,25 @@ class CheckpointSync(Callback):
             force_to_disk(Path(checkpoint.path))
 
 
-def result_writers(storage: str) -> list[LoggerCallback]:
-    """Return what replaces Tune's writers; nothing where storage is remote and no file can be appended to."""
-    return [] if is_remote(storage) else [JsonInPlace(), CSVInPlace(), TensorBoardInPlace()]
+def sample_episode(trial: Any, result: dict[str, Any], every: int) -> list[str]:
+    """Return the latest episode of every `every`th train step in short; nothing of others, or where none is stored."""
+    if not every or result["training_iteration"] % every:
+        return []
+    record = latest_episode(Path(trial.path) / "trajectories")
+    return list(brief_lines(record)) if record else []
+
+
+def result_writers(storage: str, loggers: Sequence[Any] = DEFAULT_LOGGERS, *, show_every: int = 0) -> list[Any]:
+    """Return what replaces Tune's writers; nothing where storage is remote and no file can be appended to.
+
+    Args:
+        loggers: as an experiment has them; `result.json` is written in any case, for a resumed run reads it.
+        show_every: train steps from one episode that is shown as text to the next; 0 shows none.
+    """
+    if is_remote(storage):
+        return []
+    names = [named(entry)[0] for entry in loggers]
+    writers: list[Any] = [JsonInPlace()]
+    writers += [CSVInPlace()] if "csv" in names else []
+    writers += [TensorBoardInPlace(show_every)] if "tensorboard" in names else []
+    return writers

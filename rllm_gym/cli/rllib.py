@@ -35,21 +35,35 @@ DryRun = Annotated[
 NoReset = Annotated[bool, typer.Option("--no-reset", help="With --dry-run: do not reset the environments.")]
 Runs = Annotated[str, typer.Option("--storage-path", help="Folder of all runs, or an address: s3://bucket/runs.")]
 RUNS = "runs"
+ShowEvery = Annotated[
+    int, typer.Option(min=0, help="Train steps from one episode that is shown in short to the next; 0 shows none.")
+]
+SHOW_EVERY = 10
 
 
 @train_app.command("file")
 def train_file(
-    path: Annotated[Path, typer.Argument(help="A YAML file, or the name of a shipped example (see `rllib examples`).")],
+    path: Annotated[Path, typer.Argument(help="A YAML file, or a shipped example's name, see `rllib examples`.")],
     resume: Resume = False,
     dry_run: DryRun = False,
     no_reset: NoReset = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
+    show_every: ShowEvery = SHOW_EVERY,
     verbose: Verbose = False,
 ) -> None:
     """Train the experiment in a YAML file."""
     with errors_in_one_line():
-        _train(read_experiment(find_example(path)), resume, dry_run, no_reset, ray_address, storage_path, verbose)
+        _train(
+            read_experiment(find_example(path)),
+            resume,
+            dry_run,
+            no_reset,
+            ray_address,
+            storage_path,
+            show_every,
+            verbose,
+        )
 
 
 @train_app.callback()
@@ -62,12 +76,14 @@ def train_options(
     checkpoint_config: Annotated[str | None, typer.Option(help="When to save, as JSON.")] = None,
     num_samples: Annotated[int, typer.Option(help="Trials of every grid point.")] = 1,
     scheduler: Annotated[str | None, typer.Option(help='Of a sweep, as JSON: \'{"type": "asha", ...}\'.')] = None,
+    loggers: Annotated[str | None, typer.Option(help="As JSON: [tensorboard, csv, wandb, mlflow].")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default: algorithm and environment.")] = None,
     resume: Resume = False,
     dry_run: DryRun = False,
     no_reset: NoReset = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
+    show_every: ShowEvery = SHOW_EVERY,
     verbose: Verbose = False,
 ) -> None:
     """Train: `rllib train file X.yaml`, or `rllib train --algo GRPO --env ... --config '{...}'`."""
@@ -85,9 +101,10 @@ def train_options(
             checkpoint_config=checkpoint_config,
             num_samples=num_samples,
             scheduler=scheduler,
+            loggers=loggers,
             name=name,
         )
-        _train(experiment, resume, dry_run, no_reset, ray_address, storage_path, verbose)
+        _train(experiment, resume, dry_run, no_reset, ray_address, storage_path, show_every, verbose)
 
 
 def _train(
@@ -97,6 +114,7 @@ def _train(
     no_reset: bool,
     ray_address: str | None,
     storage_path: str,
+    show_every: int,
     verbose: bool,
 ) -> None:
     if no_reset and not dry_run:
@@ -125,7 +143,13 @@ def _train(
 
     with temporary_folder(has_own_ray=ray_address is None):
         code = train(
-            checked, storage=storage_path, resume=resume, address=ray_address, verbose=verbose, console=Console()
+            checked,
+            storage=storage_path,
+            resume=resume,
+            address=ray_address,
+            show_every=show_every,
+            verbose=verbose,
+            console=Console(),
         )
         if code:
             raise typer.Exit(code)

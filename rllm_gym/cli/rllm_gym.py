@@ -15,7 +15,7 @@ from rllm_gym.cli.convert import convert
 from rllm_gym.cli.index import index
 from rllm_gym.cli.new_env import new_env
 from rllm_gym.cli.panels import panel
-from rllm_gym.cli.play import play
+from rllm_gym.cli.play_env import play
 from rllm_gym.cli.show import show
 from rllm_gym.cli.web_check import web_check
 from rllm_gym.errors import ConfigError

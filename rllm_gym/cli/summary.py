@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,10 @@ def draw_curve(run: Path, trials: list[Path]) -> Path | None:
     is_single = len(histories) == 1
     for name, results in histories.items():
         steps = [r["training_iteration"] for r in results]
-        label = "train steps (sampled)" if is_single else name
-        axis.plot(steps, [_success(r) for r in results], linewidth=1.2, alpha=0.8, label=label)
+        rates = [_success(r) for r in results]
+        [points] = axis.plot(steps, rates, ".", markersize=4, alpha=0.35)
+        label = "train steps (sampled), smoothed" if is_single else name
+        axis.plot(steps, smoothed(rates), linewidth=1.6, color=points.get_color(), label=label)
     if is_single:
         [results] = histories.values()
         _mark_evaluations(axis, results)
@@ -117,6 +120,13 @@ def draw_curve(run: Path, trials: list[Path]) -> Path | None:
     figure.savefig(run / CURVE)
     plt.close(figure)
     return run / CURVE
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value and its neighbours: a twentieth of all on each side, fewer near the ends."""
+    reach = len(values) // 20
+    windows = [values[max(0, k - reach) : k + reach + 1] for k in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
 
 
 def _success(result: dict[str, Any]) -> Any:

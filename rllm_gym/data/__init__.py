@@ -2,7 +2,7 @@
 
 from rllm_gym.data.conversations import Dialogue, read_dialogues
 from rllm_gym.data.pairs import best_and_worst, read_dialogue_pairs
-from rllm_gym.data.reader import list_shards, read_episodes
+from rllm_gym.data.reader import latest_episode, list_shards, read_episodes
 from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord, TurnRecord, episode_of, records_of
 from rllm_gym.data.sample_file import EpochOrder, SampleFile
 from rllm_gym.data.writer import Recorder, TrajectoryWriter
@@ -18,6 +18,7 @@ __all__ = [
     "TurnRecord",
     "best_and_worst",
     "episode_of",
+    "latest_episode",
     "list_shards",
     "read_dialogue_pairs",
     "read_dialogues",

@@ -21,6 +21,7 @@ from rllm_gym.lineage import first_trial
 logger = logging.getLogger(__name__)
 
 PLAIN, SEALED = ".jsonl", ".jsonl.zst"
+_TAIL_BYTES = 2 * 2**20
 
 
 def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
@@ -99,6 +100,27 @@ def _episode_key(line: bytes) -> int | None:
     """
     fields = dict(_EPISODE_KEY.findall(line, 0, 4096))
     return hash((fields[b"episode_id"], fields[b"agent_id"])) if len(fields) == 2 else None
+
+
+def latest_episode(folder: Path) -> EpisodeRecord | None:
+    """Return the last whole record of training in a trajectories folder's open shard; None where it holds none.
+
+    It reads the shard's last two megabytes at most, and so may be asked while a run goes on.
+    """
+    shards = sorted(folder.glob(f"episodes-*{PLAIN}"))
+    if not shards:
+        return None
+    with shards[-1].open("rb") as file:
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines[:-1]):  # what follows the last line break is unfinished
+        try:
+            record = EpisodeRecord.model_validate_json(line)
+        except ValidationError:  # the first one may be cut
+            continue
+        if not record.is_evaluation and record.error is None:
+            return record
+    return None
 
 
 def list_shards(path: str | Path) -> list[Path]:

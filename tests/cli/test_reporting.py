@@ -17,7 +17,9 @@ from rich.console import Console
 from rllm_gym.cli.launch import StopWhen, describe_error, describe_summary, ending_on_signals
 from rllm_gym.cli.progress import ProgressReporter, step_line
 from rllm_gym.cli.ray_session import check_capacity
-from rllm_gym.cli.summary import draw_curve, write_summary
+from rllm_gym.cli.result_files import sample_episode
+from rllm_gym.cli.summary import draw_curve, smoothed, write_summary
+from rllm_gym.data import EpisodeRecord, TurnRecord, latest_episode
 from rllm_gym.errors import ConfigError
 
 RESULT: dict[str, Any] = {
@@ -135,11 +137,57 @@ def test_the_curve_is_a_picture_with_success_and_horizon(tmp_path: Path) -> None
     assert path.read_bytes()[:4] == b"\x89PNG"
     axis, horizon = drawn[0].axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.get_lines()}
-    assert lines["train steps (sampled)"] == ([1, 2, 3], [0.578] * 3)
+    assert lines["train steps (sampled), smoothed"] == ([1, 2, 3], pytest.approx([0.578] * 3))
     assert lines["evaluation, train tasks"] == ([0, 3], [0.47, 0.80])
     assert lines["evaluation, eval tasks"] == ([0, 3], [0.41, 0.61])
     assert list(horizon.get_lines()[0].get_ydata()) == [6, 6, 6]
     original(drawn[0])
+
+
+def test_smoothing_keeps_a_line_and_halves_what_jumps() -> None:
+    assert smoothed([0.0, 1.0, 0.0]) == [0.0, 1.0, 0.0]  # of few steps nothing is known but the steps
+    line = [k / 60 for k in range(60)]
+    assert smoothed(line)[10:50] == pytest.approx(line[10:50])
+    jumps = smoothed([0.0, 1.0] * 30)
+    assert max(jumps) < 0.67 and min(jumps) > 0.33
+    assert len(jumps) == 60
+
+
+def stored_episode(folder: Path, train_step: int, item_id: str, **fields: Any) -> None:
+    """Append an episode as a run that is going on does."""
+    turn = TurnRecord(observation_ids=[1], action_ids=[2], logp=[0.0], reward=0.0, policy_version=0)
+    said = [{"role": "user", "content": "Rules.\nGoal: a stick."}, {"role": "assistant", "content": "Hm.\nget"}]
+    record = EpisodeRecord(
+        env_id="e", item_id=item_id, episode_id=item_id, seed=0, messages=said, turns=[turn],
+        final_observation_ids=[], end_reason="horizon", train_step=train_step, **fields,
+    )  # fmt: skip
+    (folder / "trajectories").mkdir(parents=True, exist_ok=True)
+    with (folder / "trajectories" / "episodes-000000.jsonl").open("a") as shard:
+        shard.write(record.model_dump_json() + "\n")
+
+
+def test_every_few_steps_an_episode_of_training_is_shown_in_short(tmp_path: Path) -> None:
+    trial = SimpleNamespace(trial_id="t", path=str(tmp_path))
+    out = io.StringIO()
+    reporter = ProgressReporter(Console(file=out, width=200), last_step=4, num_trials=1, show_every=2)
+    for step in (1, 2, 3, 4):
+        stored_episode(tmp_path, step, f"task_{step}")
+        stored_episode(tmp_path, step, "held_out", is_evaluation=True)
+        reporter.on_trial_result(step, [trial], trial, {"training_iteration": step})
+    shown = [line.split()[0] for line in out.getvalue().splitlines() if line.startswith("    ")]
+    assert shown == ["task_2", "task", "agent", "task_4", "task", "agent"]
+    assert "      task   Goal: a stick.\n      agent  get\n" in out.getvalue()
+    assert sample_episode(trial, {"training_iteration": 4}, 0) == []
+
+
+def test_an_episode_is_shown_also_where_its_writer_is_in_the_middle_of_the_next(tmp_path: Path) -> None:
+    stored_episode(tmp_path, 1, "task_1")
+    [shard] = (tmp_path / "trajectories").glob("*.jsonl")
+    with shard.open("ab") as file:
+        file.write(b'{"episode_id": "half')
+    record = latest_episode(tmp_path / "trajectories")
+    assert record is not None and record.item_id == "task_1"
+    assert latest_episode(tmp_path) is None
 
 
 def test_a_run_without_steps_draws_nothing(tmp_path: Path) -> None:

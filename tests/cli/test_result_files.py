@@ -17,6 +17,7 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCall
 from rllm_gym.cli.launch import describe_error, storage_errors_as_they_are
 from rllm_gym.cli.result_files import result_writers
 from rllm_gym.errors import StorageError
+from tests.cli.test_reporting import stored_episode
 
 
 def trial(folder: Path) -> Any:
@@ -37,8 +38,8 @@ def report(writers: list[Any], trial: Any, step: int) -> None:
         writer.on_trial_result(step, [trial], trial, {"training_iteration": step, "env_runners": {"success_rate": 0.5}})
 
 
-def started(trial: Any, storage: str = "runs") -> list[Any]:
-    writers = result_writers(storage)
+def started(trial: Any, storage: str = "runs", **options: Any) -> list[Any]:
+    writers = result_writers(storage, **options)
     for writer in writers:
         writer.on_trial_start(0, [trial], trial)
     return writers
@@ -118,3 +119,27 @@ def test_a_trial_without_storage_fails_in_one_line(tmp_path: Path, error: str, l
     folder.mkdir()
     (folder / "error.txt").touch()  # as Tune leaves it on a full disk
     assert describe_error(folder, str(staged)) == line.format(folder=folder)
+
+
+def test_loggers_decide_what_is_written_beside_the_results(tmp_path: Path) -> None:
+    report(started(one := trial(tmp_path), loggers=["csv"]), one, 1)
+    assert sorted(file.name for file in (tmp_path / "kept").iterdir() if "params" not in file.name) == [
+        "progress.csv", "result.json",
+    ]  # fmt: skip
+
+
+def test_tensorboard_has_an_episode_as_text_every_few_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writers = started(one := trial(tmp_path), show_every=2)
+    for step in (1, 2, 3, 4):
+        stored_episode(tmp_path / "kept", step, f"task_{step}")
+        report(writers, one, step)
+    for writer in writers:
+        writer.on_trial_complete(4, [one], one)
+    events = EventAccumulator(str(tmp_path / "kept")).Reload()
+    texts = {
+        event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors("sample_episode/text_summary")
+    }
+    assert list(texts) == [2, 4]
+    assert "task_4" in texts[4] and all(line.startswith("    ") for line in texts[4].splitlines())

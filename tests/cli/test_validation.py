@@ -275,7 +275,7 @@ CASES = {
     "unknown choice": (
         "groups_per_step: 2",
         "engine: sglang",
-        "x.yaml:8: engine: must be one of scripted, transformers, vllm, or \"module:name\"; got 'sglang'. "
+        "x.yaml:8: engine: must be one of openai, scripted, transformers, vllm, or \"module:name\"; got 'sglang'. "
         "Did you mean 'transformers'?",
     ),
     "an engine's name for a number": (

@@ -1,0 +1,69 @@
+"""Where a run's metrics go beside `result.json`: what `loggers` in an experiment names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rllm_gym.cli.commands import missing_of
+from rllm_gym.errors import ConfigError, nearest
+
+DEFAULT_LOGGERS = ("tensorboard", "csv")
+# Loggers that a service keeps: Tune's callback, the package that it needs, and what names the run there.
+SERVICES = {
+    "wandb": ("ray.air.integrations.wandb:WandbLoggerCallback", "wandb", "project"),
+    "mlflow": ("ray.air.integrations.mlflow:MLflowLoggerCallback", "mlflow", "experiment_name"),
+}
+LOGGERS = (*DEFAULT_LOGGERS, *SERVICES)
+
+
+def logger_fault(loggers: Any) -> str | None:
+    """Return what is wrong with `loggers` as it is written, as far as no library is needed to know."""
+    if not isinstance(loggers, list):
+        return f"loggers must be a list of {', '.join(LOGGERS)}; got {loggers!r}."
+    for entry in loggers:
+        name, options = named(entry)
+        if name not in LOGGERS or not isinstance(options, dict):
+            hint = f"Did you mean {nearest(name, LOGGERS)!r}?" if isinstance(name, str) else "Write a name."
+            return (
+                f"loggers: each is one of {', '.join(LOGGERS)}, or {{name: {{option: value}}}}; got {entry!r}. {hint}"
+            )
+        if options and name not in SERVICES:
+            return f"loggers: {name} has no options; got {options!r}. Leave them out."
+        if name in SERVICES and missing_of((SERVICES[name][1],)):
+            return f"loggers: {name} needs a package; it is not installed. pip install 'rllm-gym[{name}]'."
+    if len({named(entry)[0] for entry in loggers}) < len(loggers):
+        return f"loggers: each may stand once; got {loggers!r}."
+    return None
+
+
+def named(entry: Any) -> tuple[Any, Any]:
+    """Return the name and the options of an entry."""
+    if isinstance(entry, dict) and len(entry) == 1:
+        [(name, options)] = entry.items()
+        return name, options or {}
+    return entry, {}
+
+
+def make_services(loggers: Sequence[Any], run: str) -> list[Any]:
+    """Return Tune's callbacks for the services among the loggers; each calls the run by its name unless told otherwise.
+
+    Raises:
+        ConfigError: an option that a service's callback does not take.
+    """
+    callbacks = []
+    for name, options in map(named, loggers):
+        if name not in SERVICES:
+            continue
+        module, _, class_name = SERVICES[name][0].partition(":")
+        callback: Callable[..., Any] = getattr(importlib.import_module(module), class_name)
+        known = inspect.signature(callback).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        for option in options:
+            if option not in known and not takes_all:
+                hint = f"Did you mean {nearest(option, known)!r}?"
+                raise ConfigError(f"loggers: {name} takes {', '.join(known)}; got {option!r}. {hint}")
+        callbacks.append(callback(**{SERVICES[name][2]: run, **options}))
+    return callbacks
