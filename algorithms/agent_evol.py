@@ -35,6 +35,8 @@ class AgentEvolConfig(OfflineConfig, AgentEvolOptions):
     Differs: rewards outside of 0 to 1 are held to it (`keep: reward`).
     """
 
+    learns_from_its_trajectories = True
+
     _needs_data = False
     num_recorded_samples_per_step = 0  # it samples
 

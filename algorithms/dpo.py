@@ -34,6 +34,8 @@ class DPOConfig(OfflineConfig, DPOOptions):
     turns, as in Song et al. 2024 (ETO), arXiv:2403.02502.
     """
 
+    learns_from_its_trajectories = True
+
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or DPO)
 

@@ -45,6 +45,7 @@ PRIVATE = [
     "ray.rllib.core.rl_module.rl_module:RLModule._forward_train",
     "ray.tune.logger.logger:LoggerCallback._restore_from_remote",
     "ray.tune.logger.tensorboardx:TBXLoggerCallback._summary_writer_cls",
+    "ray.tune.logger.tensorboardx:TBXLoggerCallback._trial_writer",
     "ray.tune.registry:_global_registry",
     "ray.tune.trainable.trainable:Trainable._storage",
     "vllm.v1.engine.core_client:InprocClient._finalizer",

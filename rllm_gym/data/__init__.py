@@ -1,6 +1,7 @@
 """Trajectories: every run appends its episodes; everything that learns from episodes reads them here."""
 
 from rllm_gym.data.conversations import Dialogue, read_dialogues
+from rllm_gym.data.keep import Keep
 from rllm_gym.data.pairs import best_and_worst, read_dialogue_pairs
 from rllm_gym.data.reader import latest_episode, list_shards, read_episodes
 from rllm_gym.data.records import SCHEMA_VERSION, EpisodeRecord, TurnRecord, episode_of, records_of
@@ -12,6 +13,7 @@ __all__ = [
     "Dialogue",
     "EpisodeRecord",
     "EpochOrder",
+    "Keep",
     "Recorder",
     "SampleFile",
     "TrajectoryWriter",

@@ -52,7 +52,7 @@ def _read_shards(path: str | Path, shards: list[Path]) -> Iterator[tuple[Path, E
     played_again = _played_again(shards)
     for shard in shards:
         again = played_again.get(_trial_of(shard), set())
-        for number, line in _lines_of(shard):
+        for number, line in lines_of(shard):
             if again and _episode_key(line) in again:  # None is in none
                 continue
             try:
@@ -87,7 +87,7 @@ def _played_again(shards: list[Path]) -> dict[Path, set[int]]:
         later: set[int] = set()
         for trial in resumed:
             found[trial] = set(later)
-            keys = (_episode_key(line) for shard in trials[trial] for _, line in _lines_of(shard))
+            keys = (_episode_key(line) for shard in trials[trial] for _, line in lines_of(shard))
             later.update(key for key in keys if key is not None)
         found[first] = later
     return found
@@ -170,7 +170,7 @@ def count_lines(shard: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
-def _lines_of(shard: Path) -> Iterator[tuple[int, bytes]]:
+def lines_of(shard: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the number and text of every whole line."""
     with _open_shard(shard) as lines:
         for number, line in enumerate(lines, start=1):

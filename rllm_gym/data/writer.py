@@ -15,7 +15,8 @@ from typing import IO, Any, Protocol, Self
 import zstandard
 from pydantic_core import PydanticSerializationError
 
-from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, sealed_name
+from rllm_gym.data.keep import Keep
+from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, lines_of, sealed_name
 from rllm_gym.data.records import KNOWN_VERSIONS, SCHEMA_VERSION, EpisodeRecord, records_of
 from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 from rllm_gym.types import Episode, Sample
@@ -44,18 +45,27 @@ class TrajectoryWriter:
         folder: created where missing. One writer at a time.
         shard_bytes: size at which the open shard is sealed.
         compression_level: Zstandard's, 1 to 22.
+        keep: what stays of sealed shards whenever one is sealed; None keeps everything.
 
     Raises:
         TrajectoryError: another writer has the folder, or its manifest is of an unknown schema version.
     """
 
-    def __init__(self, folder: str | Path, *, shard_bytes: int = 64 * 2**20, compression_level: int = 3) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        shard_bytes: int = 64 * 2**20,
+        compression_level: int = 3,
+        keep: Keep | None = None,
+    ) -> None:
         if shard_bytes < 1:
             raise ConfigError(f"TrajectoryWriter: shard_bytes must be at least 1; got {shard_bytes}. Leave it out.")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._shard_bytes = shard_bytes
         self._compression_level = compression_level
+        self._keep = keep
         self._fd: int | None = None
         self._lock: IO[str] | None = self._take_lock()
         try:
@@ -195,7 +205,27 @@ class TrajectoryWriter:
         self._sync_folder()
         plain.unlink()
         self._shards[sealed.name] = self._shards.pop(plain.name)
+        if self._keep is not None:
+            self._thin(self._keep)
         self._write_manifest()
+
+    def _thin(self, keep: Keep) -> None:
+        """Write every sealed shard anew that holds a record which need not stay, each in one step as readers see it."""
+        sealed = [self.folder / name for name in self._shards if name.endswith(SEALED)]
+        stay = keep.choose(sealed, lines_of)
+        for shard in sealed:
+            lines = [line for number, line in lines_of(shard) if (shard.name, number) in stay]
+            if len(lines) < self._shards[shard.name]:
+                self._replace(shard, b"".join(lines))
+                self._shards[shard.name] = len(lines)
+
+    def _replace(self, shard: Path, data: bytes) -> None:
+        temporary = self.folder / (shard.name.partition(".")[0] + _TEMPORARY)
+        with temporary.open("wb") as target:
+            target.write(zstandard.ZstdCompressor(level=self._compression_level, write_checksum=True).compress(data))
+            _sync(target)
+        temporary.rename(shard)
+        self._sync_folder()
 
     def _read_manifest(self) -> dict[str, int]:
         try:
@@ -287,9 +317,11 @@ class Recorder:
 
     Args:
         environments: what a task group's `env_index` counts.
+        keep: see `TrajectoryWriter`.
     """
 
-    def __init__(self, folder: Path, environments: Sequence[Environment]) -> None:
+    def __init__(self, folder: Path, environments: Sequence[Environment], keep: Keep | None = None) -> None:
+        self._keep = keep
         self._folder, self._names = folder, [environment.name for environment in environments]
         self._versions = [environment.version for environment in environments]
         self._splits = [str(environment.env_config.get("split") or "train") for environment in environments]
@@ -326,7 +358,7 @@ class Recorder:
                 samples={agent: parts[episode.episode_id, agent] for agent in episode.streams},
             )
         if self._writer is None:
-            self._writer = TrajectoryWriter(self._folder)
+            self._writer = TrajectoryWriter(self._folder, keep=self._keep)
         self._writer.append(records)
         return records
 

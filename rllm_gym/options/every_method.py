@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
-from typing_extensions import Doc
+from pydantic import ConfigDict, Field
+from typing_extensions import Doc, TypedDict
 
 from rllm_gym.options.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
 from rllm_gym.options.from_rllib import RLlibOptions
@@ -121,6 +121,17 @@ class LearnerOptions:
     ] = (0.9, 0.999)
 
 
+class KeepOptions(TypedDict, total=False):
+    """See `rllm_gym.data.Keep`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    newest: Count
+    best: CountOrZero
+    worst: CountOrZero
+    share: Fraction
+
+
 class EvaluationOptions:
     """Evaluations and records."""
 
@@ -133,6 +144,14 @@ class EvaluationOptions:
         bool, Doc("also evaluate before the first train step, when `evaluation_interval` is set.")
     ] = True
     save_trajectories: Annotated[bool, Doc("append every episode to `trajectories/` in the trial's folder.")] = True
+    keep_episodes: Annotated[
+        Literal["all"] | KeepOptions,
+        Doc(
+            "which of them stay: `all`, or `{newest: 1000, best: 1, worst: 1, share: 0}` (the defaults of what is left "
+            "out): the newest, each task's best and worst, a share of the rest. Thinned whenever 64 MiB have been "
+            "written, and at the end."
+        ),
+    ] = "all"
 
 
 class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOptions, RLlibOptions):

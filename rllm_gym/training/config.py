@@ -34,6 +34,7 @@ class LLMConfig(StrictConfig, CommonOptions):
 
     num_recorded_samples_per_step = 0  # of a method that trains on what it does not sample
     trains = True  # False where a policy is only played
+    learns_from_its_trajectories = False  # so that all of them must stay
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -140,6 +141,8 @@ class LLMConfig(StrictConfig, CommonOptions):
                 f"{who}: the engine openai is for `rllib evaluate`: an endpoint takes no weights and tells no "
                 "log-probabilities of our tokens; got it for training. Set engine: vllm."
             )
+        if self.learns_from_its_trajectories and self.keep_episodes != "all":
+            raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "

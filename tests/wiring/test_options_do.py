@@ -20,6 +20,7 @@ from ray.rllib.utils import actor_manager, framework
 from ray.tune.trainable import trainable
 
 from rllm_gym.algorithms.registry import get_algorithm_class
+from rllm_gym.data import read_episodes
 from rllm_gym.errors import RllmGymError
 from rllm_gym.options import options_of
 from rllm_gym.options.each_method import TABLES
@@ -122,6 +123,11 @@ def evaluation(name: str) -> Callable[[Run], Any]:
     return lambda run: run.results[-1]["evaluation"]["eval"][name]
 
 
+def kept_episodes(run: Run) -> int:
+    run.algo._recorder.close()
+    return len(list(read_episodes(run.algo.trajectories_path)))
+
+
 def metric(name: str) -> Callable[[Run], Any]:
     return lambda run: run.metrics[name]
 
@@ -170,6 +176,7 @@ COMMON: dict[str, Row] = {
     "evaluation_seed": Row(7, evaluation("num_sampled_tokens"), EVALUATE | {"evaluation_duration": 12}),
     "evaluation_on_start": Row(False, lambda run: "evaluation_on_start" in run.results[-1], EVALUATE),
     "save_trajectories": Row(True, lambda run: run.algo.trajectories_path.exists()),
+    "keep_episodes": Row({"newest": 2, "best": 0, "worst": 0}, kept_episodes, {"save_trajectories": True}),
     "tokens_per_micro_batch": Row(100, lambda run: len(run.batches)),
     "packing": Row(False, lambda run: run.learner.packing_fault),
     "num_minibatches": Row(2, metric("num_optimizer_steps")),
