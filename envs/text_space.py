@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from rllm_gym.errors import ConfigError
 
 _SAMPLED_CHARS = string.ascii_letters + string.digits + " .,:?!-\n"
 _MAX_SAMPLED_LENGTH = 64
+# Control characters but tab and newline, and halves of surrogate pairs, which no tokenizer encodes.
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NO_CHAR = -1
 
 
@@ -50,6 +53,11 @@ class UnicodeText(gymnasium.spaces.Text):
             and self.min_length == other.min_length
             and self.max_length == other.max_length
         )
+
+
+def readable(text: str) -> str:
+    """Return a text without control characters, other than tab and newline, and without lone surrogates."""
+    return _UNREADABLE.sub("", text)
 
 
 def check_text_env(env: Any, who: str) -> None:

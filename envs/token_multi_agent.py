@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rllm_gym.envs.wrappers import check_action, hear, readable
+from rllm_gym.envs.text_space import readable
+from rllm_gym.envs.wrappers import check_action, hear
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
+from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool
 from rllm_gym.rollout.play import Play, Progress, Request
 from rllm_gym.rollout.waiting import WaitingReports
 from rllm_gym.types import (
@@ -27,9 +27,7 @@ from rllm_gym.types import (
     Episode,
     EpisodeGroup,
     SamplingParams,
-    Stream,
     TaskGroup,
-    Turn,
 )
 
 logger = logging.getLogger(__name__)
@@ -234,7 +232,7 @@ class RolloutLoop:
             self._fail(play, job.error)
             return
         assert job.result is not None and job.slot.env is not None
-        self._record(play, job.slot.env, job.result)
+        play.record(job.slot.env, job.result, self._module_for)
         if self._on_start and job.call == "reset":
             self._on_start(play.episode, play.observations)
         end_reason = job.result.end_reason
@@ -245,39 +243,14 @@ class RolloutLoop:
         else:
             self._ask(play, job.slot.env, job.result.to_act)
 
-    def _record(self, play: Play, env: EnvAdapter, step: EnvStep) -> None:
-        episode, streams = play.episode, play.episode.streams
-        episode.env_id = env.env_id
-        episode.num_env_steps += 1 if play.actions else 0  # a reset has none
-        play.actions.clear()
-        for agent_id, ids in step.observations.items():
-            if agent_id not in streams:
-                module_id = self._module_of(agent_id, episode)
-                if module_id not in self._engines:
-                    raise ConfigError(
-                        f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
-                        f"got {module_id!r} for agent {agent_id!r}."
-                    )
-                streams[agent_id] = Stream(agent_id, module_id)
-            play.observations[agent_id] = ids
-        for agent_id, reward in step.rewards.items():
-            stream = streams.get(agent_id)
-            if stream is not None and stream.turns:
-                stream.turns[-1].reward += reward
-            else:  # it waits for the agent's first turn
-                play.early_rewards[agent_id] = play.early_rewards.get(agent_id, 0.0) + reward
-        for agent_id, info in step.infos.items():
-            if agent_id in streams and "messages" in info:
-                streams[agent_id].messages = info["messages"]
-            if "is_invalid_action" in info and agent_id in streams and streams[agent_id].turns:
-                streams[agent_id].turns[-1].is_invalid_action = bool(info["is_invalid_action"])
-            episode.item_id = info.get("item_id", episode.item_id)
-            # Without the messages: copies of the whole conversation in every record would grow quadratically.
-            slim = {key: value for key, value in info.items() if key != "messages"}
-            if env.is_multi_agent:
-                episode.info[agent_id] = slim
-            else:
-                episode.info = slim
+    def _module_for(self, agent_id: str, episode: Episode) -> str:
+        module_id = self._module_of(agent_id, episode)
+        if module_id not in self._engines:
+            raise ConfigError(
+                f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
+                f"got {module_id!r} for agent {agent_id!r}."
+            )
+        return module_id
 
     def _ask(self, play: Play, env: EnvAdapter, to_act: tuple[str, ...]) -> None:
         """Submit one request per agent that has to act, unless one of them has no room for a whole turn."""
@@ -322,20 +295,7 @@ class RolloutLoop:
         play, stream = request.play, request.stream
         if completion.error is not None:
             return self._fail(play, completion.error)
-        agent_id = stream.agent_id
-        stream.turns.append(
-            Turn(
-                observation_ids=play.observations.pop(agent_id),
-                action_ids=completion.token_ids,
-                logp=completion.logp,
-                policy_version=request.policy_version,
-                env_step=play.episode.num_env_steps,
-                reward=play.early_rewards.pop(agent_id, 0.0),
-                num_cached_tokens=completion.num_cached_tokens,
-            )
-        )
-        play.contexts[agent_id].extend(completion.token_ids.tolist())
-        play.actions[agent_id] = completion.token_ids
+        play.add_turn(stream, completion, request.policy_version)
         if len(play.actions) == len(play.to_act):
             play.add_time("engine_s", self._now() - play.asked_s)
             actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
@@ -345,7 +305,7 @@ class RolloutLoop:
     def _finish(self, play: Play, end_reason: str) -> None:
         episode = play.episode
         for agent_id, ids in play.observations.items():
-            episode.streams[agent_id].final_observation_ids = ids
+            episode.streams[agent_id].final_observation_ids = ids[play.num_repeated.get(agent_id, 0) :]
         self._pool.release(play.slot)
         self._end(play, end_reason)
         play.progress.episodes.append(episode)
