@@ -15,8 +15,9 @@ from rllm_gym.errors import ConfigError
 
 _SAMPLED_CHARS = string.ascii_letters + string.digits + " .,:?!-\n"
 _MAX_SAMPLED_LENGTH = 64
-# Control characters but tab and newline, and halves of surrogate pairs, which no tokenizer encodes.
-_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# What neither a policy nor an environment gets to read: control characters but tab and newline, and halves of surrogate
+# pairs, which no tokenizer encodes.
+UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NO_CHAR = -1
 
 
@@ -53,11 +54,6 @@ class UnicodeText(gymnasium.spaces.Text):
             and self.min_length == other.min_length
             and self.max_length == other.max_length
         )
-
-
-def readable(text: str) -> str:
-    """Return a text without control characters, other than tab and newline, and without lone surrogates."""
-    return _UNREADABLE.sub("", text)
 
 
 def check_text_env(env: Any, who: str) -> None:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
-from rllm_gym.envs.text_space import check_text_env, readable
+from rllm_gym.envs.text_space import UNREADABLE, check_text_env
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
@@ -55,8 +55,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         env: the text environment.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        max_tokens: bound on one action and on one observation; None is 32,768. A bound without room even for the
-            system prompt and the template raises `EnvError` at reset.
+        max_tokens: bound on one action and on what is added after one; None is 32,768. A bound without room even for
+            the system prompt and the template raises `EnvError` at reset.
 
     Attributes:
         chat: the `ChatTokenizer`.
@@ -88,7 +88,9 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         if hasattr(env.unwrapped, "count_tokens"):  # an environment that cuts what it says to a budget
             env.unwrapped.count_tokens = chat.count_tokens
         self.max_tokens = max_tokens
-        self.observation_space = TokenSequence(chat.vocab_size, max_tokens)
+        kept_turns = env.get_wrapper_attr("max_kept_turns") if env.has_wrapper_attr("max_kept_turns") else None
+        longest = max_tokens * (1 + 2 * (kept_turns or 0))  # a rewritten prompt: the opening, actions and replies
+        self.observation_space = TokenSequence(chat.vocab_size, longest)
         self.action_space = self._actions = TokenSequence(chat.vocab_size, max_tokens)
         self._conversation: Conversation | None = None
         self._opening = np.zeros(0, np.int64)
@@ -120,7 +122,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._conversation is None:
             raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
-        text = readable(self._conversation.act(check_action(action, self._actions, self)))
+        text = UNREADABLE.sub("", self._conversation.act(check_action(action, self._actions, self)))
         reply, reward, terminated, truncated, info = self.env.step(text)
         observation = hear(self._conversation, reply, terminated=terminated, max_tokens=self.max_tokens, who=self)
         info = {**info, "messages": list(self._conversation.messages)}
@@ -153,7 +155,7 @@ def hear(conversation: Conversation, text: Any, *, terminated: bool = False, max
             return len(chat.encode_chat(messages, add_generation_prompt=not terminated))
         return len(chat.encode_reply(text, add_generation_prompt=not terminated))
 
-    text = _shorten(readable(text), max_tokens, count)
+    text = _shorten(UNREADABLE.sub("", text), max_tokens, count)
     ids = (
         conversation.open(text, terminated=terminated) if is_first else conversation.reply(text, terminated=terminated)
     )

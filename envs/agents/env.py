@@ -14,7 +14,7 @@ from rllm_gym.envs.agents.formats import FORMATS
 from rllm_gym.envs.agents.functions import BadCallError, Language
 from rllm_gym.envs.agents.rewards import RewardedTurn
 from rllm_gym.envs.agents.spec import agent_spec
-from rllm_gym.envs.text_space import UnicodeText, check_text_env, readable
+from rllm_gym.envs.text_space import UNREADABLE, UnicodeText, check_text_env
 
 MAX_ADDED_CHARS = 1_000  # to what the environment says
 
@@ -82,6 +82,11 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._asked: deque[str] = deque()
         self._has_failed = False  # the attempt; the reflection that is asked for is on it
         self._info: dict[str, Any] = {}
+
+    @property
+    def max_kept_turns(self) -> int | None:
+        """The most turns in `info["context_turns"]`; None where all of them stay."""
+        return self.agent.max_kept_turns
 
     @property
     def system_prompt(self) -> str:
@@ -155,7 +160,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         """Return what the environment got, the reply, the reward, terminated and truncated."""
         language, command = Language.of(self.unwrapped), None
         try:
-            command = readable(self._format.read(text, language))
+            command = UNREADABLE.sub("", self._format.read(text, language))
         except BadCallError as error:
             reply, reward, terminated, truncated = f"Invalid. {self._format.rule}: {error}.", 0.0, False, False
             self._info = {**self._info, "is_invalid_action": True}

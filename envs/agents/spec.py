@@ -38,6 +38,14 @@ class AgentSpec:
     context: Context = field(default_factory=Context)
     rewards: tuple[RewardFunction, ...] = ()
 
+    @property
+    def max_kept_turns(self) -> int | None:
+        """The most turns that a rewritten context holds; None where none is left out."""
+        if self.context.kind == "full":
+            return None
+        # Actions and what may follow each, the plan, the reflections on failed attempts, and the turn that is over.
+        return 2 * self.context.num_turns + self.attempts + 2
+
 
 def agent_spec(agent: Any) -> AgentSpec:
     """Return the options that a mapping says.

@@ -36,6 +36,7 @@ If the answer lists numbered choices, reply with a number."""
 FUNCTIONS = (
     Function("look_around", "look around", "see the room"),
     Function("look_at", "look at {thing}", "look at an object"),
+    Function("examine", "examine {thing}", "look at an object closely"),
     Function("look_in", "look in {thing}", "look into a container"),
     Function("read", "read {thing}", "read it"),
     Function("go_to", "go to {place}", "go to a place next to this one"),
@@ -43,6 +44,7 @@ FUNCTIONS = (
     Function("close", "close {thing}", "close a container or a door"),
     Function("pick_up", "pick up {thing}", "put an object into the inventory"),
     Function("put_down", "put down {thing}", "take an object out of the inventory"),
+    Function("drop", "drop {thing}", "the same"),
     Function("move", "move {thing} to {place}", "put an object into a container"),
     Function("inventory", "inventory", "see what you carry"),
     Function("activate", "activate {device}", "switch it on"),
@@ -50,6 +52,7 @@ FUNCTIONS = (
     Function("use_on", "use {thing} on {target}", "use one thing on another"),
     Function("use", "use {thing}", "use it"),
     Function("pour", "pour {liquid} into {container}", "pour a liquid"),
+    Function("pour_in", "pour {liquid} in {container}", "the same"),
     Function("dunk", "dunk {container} into {liquid}", "fill a container from a liquid"),
     Function("mix", "mix {container}", "mix the contents of a container"),
     Function("connect", "connect {part} to {other}", "connect electrical parts"),

@@ -45,6 +45,12 @@ class EnvironmentSpec:
         """`v0` of `TextCraft-v0`, "" where there is none."""
         return self.env.rsplit("-", 1)[-1] if isinstance(self.env, str) and "-v" in self.env else ""
 
+    @property
+    def rewrites_history(self) -> bool:
+        """Whether an agent leaves out some of what was said, so that an episode is not bounded by `max_model_len`."""
+        agent = self.env_config.get("agent")
+        return isinstance(agent, Mapping) and agent.get("context") not in (None, "full")
+
     def with_split(self, split: str | None) -> EnvironmentSpec:
         """Return the same environment over the tasks of `split`; None is as configured.
 

@@ -62,7 +62,7 @@ class Play:
         for agent_id, info in step.infos.items():
             if agent_id in streams and "messages" in info:
                 streams[agent_id].messages = info["messages"]
-            if agent_id in streams and streams[agent_id].turns:
+            if ("is_invalid_action" in info or "turn" in info) and agent_id in streams and streams[agent_id].turns:
                 streams[agent_id].turns[-1].take_info(info)
             self.num_repeated[agent_id] = info.get("num_repeated_tokens", 0)
             if self.num_repeated[agent_id]:

@@ -33,7 +33,7 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "success_rate": _mean(is_success(episode) for episode in episodes),
         "num_turns_mean": _mean(len(stream.turns) for stream in streams),
         "num_tokens_mean": _mean(num_tokens),
-        "num_samples_mean": _mean(len(stream.contexts) for stream in streams),
+        "num_samples_mean": _mean(stream.turns[-1].sample + 1 for stream in streams if stream.turns),
         "num_attempts_mean": _mean(stream.turns[-1].attempt for stream in streams if stream.turns),
         "invalid_action_fraction": _mean(turn.is_invalid_action for turn in turns),
         "num_sampled_tokens_per_turn_mean": _mean(len(turn.action_ids) for turn in turns),
@@ -86,13 +86,11 @@ def is_success(episode: Episode) -> bool:
 
 
 def _prompt_tokens(stream: Stream) -> int:
-    total = 0
-    for turns in stream.contexts:
-        context = 0
-        for turn in turns:
-            context += len(turn.observation_ids)
-            total += context
-            context += len(turn.action_ids)
+    context = total = sample = 0
+    for turn in stream.turns:
+        context = len(turn.observation_ids) + (context if turn.sample == sample else 0)
+        total += context
+        context, sample = context + len(turn.action_ids), turn.sample
     return total
 
 
