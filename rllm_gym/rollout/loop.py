@@ -28,6 +28,7 @@ from rllm_gym.types import (
     EpisodeGroup,
     SamplingParams,
     TaskGroup,
+    Turn,
 )
 
 logger = logging.getLogger(__name__)
@@ -226,7 +227,7 @@ class RolloutLoop:
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
         play: Play = job.owner
-        play.add_time("env_s", job.seconds)
+        _add_time(play, "env_s", job.seconds)
         if job.error is not None:
             play.episode.num_env_timeouts += job.is_timed_out
             self._fail(play, job.error)
@@ -295,9 +296,23 @@ class RolloutLoop:
         play, stream = request.play, request.stream
         if completion.error is not None:
             return self._fail(play, completion.error)
-        play.add_turn(stream, completion, request.policy_version)
+        agent_id = stream.agent_id
+        stream.turns.append(
+            Turn(
+                observation_ids=play.observations.pop(agent_id),
+                action_ids=completion.token_ids,
+                logp=completion.logp,
+                policy_version=request.policy_version,
+                env_step=play.episode.num_env_steps,
+                reward=play.early_rewards.pop(agent_id, 0.0),
+                num_cached_tokens=completion.num_cached_tokens,
+                sample=play.samples.get(agent_id, 0),
+            )
+        )
+        play.contexts[agent_id].extend(completion.token_ids.tolist())
+        play.actions[agent_id] = completion.token_ids
         if len(play.actions) == len(play.to_act):
-            play.add_time("engine_s", self._now() - play.asked_s)
+            _add_time(play, "engine_s", self._now() - play.asked_s)
             actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
             play.asked_s = self._now()
             self._pool.submit(play.slot, play, "step", actions)
@@ -334,7 +349,7 @@ class RolloutLoop:
         self._plays.remove(play)
         self._last_end_s = self._now()
         play.episode.end_reason = end_reason
-        play.add_time("total_s", self._last_end_s - play.begun_s)
+        _add_time(play, "total_s", self._last_end_s - play.begun_s)
 
     def _hand_over(self, progress: Progress) -> None:
         if len(progress.episodes) + len(progress.failed) == progress.group.size:
@@ -358,3 +373,7 @@ class RolloutLoop:
                 got = f"{now_s - play.begun_s:.1f} s, now waiting for its {'engine' if is_in_engine else 'environment'}"
                 rule = f"an episode must end within episode_timeout_s = {self._timeout_s}"
                 self._fail(play, f"RolloutLoop: {rule}; got {got}, after {play.episode.num_env_steps} steps.")
+
+
+def _add_time(play: Play, name: str, seconds: float) -> None:
+    play.episode.timings[name] = play.episode.timings.get(name, 0.0) + seconds

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rllm_gym.rollout.env_pool import EnvAdapter, EnvSlot, EnvStep
-from rllm_gym.types import NOT_STORED, Completion, Episode, SamplingParams, Stream, TaskGroup, TokenIds, Turn
+from rllm_gym.types import NOT_STORED, Episode, SamplingParams, Stream, TaskGroup, TokenIds
 
 
 @dataclass
@@ -74,28 +74,6 @@ class Play:
                 episode.info[agent_id] = slim
             else:
                 episode.info = slim
-
-    def add_turn(self, stream: Stream, completion: Completion, policy_version: int) -> None:
-        """Append a turn to its stream, its context and the actions of the coming step."""
-        agent_id = stream.agent_id
-        stream.turns.append(
-            Turn(
-                observation_ids=self.observations.pop(agent_id),
-                action_ids=completion.token_ids,
-                logp=completion.logp,
-                policy_version=policy_version,
-                env_step=self.episode.num_env_steps,
-                reward=self.early_rewards.pop(agent_id, 0.0),
-                num_cached_tokens=completion.num_cached_tokens,
-                sample=self.samples.get(agent_id, 0),
-            )
-        )
-        self.contexts[agent_id].extend(completion.token_ids.tolist())
-        self.actions[agent_id] = completion.token_ids
-
-    def add_time(self, name: str, seconds: float) -> None:
-        """Add to one of the episode's timings."""
-        self.episode.timings[name] = self.episode.timings.get(name, 0.0) + seconds
 
 
 @dataclass(frozen=True)
