@@ -195,8 +195,9 @@ class AgentEvol(OfflineAlgorithm):
             item = (episode.group.env_index, episode.item_id, stream.agent_id)
             if weight <= 0 or (most is not None and num_kept[item] >= most):
                 continue
-            if (sample := maker.of_turns(stream.turns)) is not None:
+            if samples := maker.of_stream(stream):
                 num_kept[item] += 1
+            for sample in samples:
                 kept.append(dataclasses.replace(sample, weight=sample.weight * np.float32(weight)))
 
     def _imitate(self, kept: SampleFile | None, *, num_epochs: int, seed: int) -> list[float]:

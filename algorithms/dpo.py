@@ -16,7 +16,7 @@ from rllm_gym.algorithms.functional import dpo_loss
 from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
-from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.errors import ConfigError, RllmGymError, TrajectoryError
 from rllm_gym.options.each_method import DPOOptions
 from rllm_gym.training.sample_maker import SampleMaker, json_files, kind_of
 from rllm_gym.types import Sample
@@ -175,9 +175,15 @@ class DPO(OfflineAlgorithm):
         wanted = {place for pair in places for place in pair}
         index: dict[int, int] = {}
         for place, record in enumerate(read_episodes(path)):
-            if place in wanted and (sample := maker.of_record(record)) is not None:
-                index[place] = len(samples)
-                samples.append(sample)
+            if place not in wanted or not (made := maker.of_record(record)):
+                continue
+            if len(made) > 1:
+                raise TrajectoryError(
+                    f"DPO: data must be whole conversations, which it compares; got episode {record.episode_id}, whose "
+                    f"history was rewritten {len(made) - 1} times. Sample with agent: {{context: full}}."
+                )
+            index[place] = len(samples)
+            samples.append(made[0])
         pairs += [(index[best], index[worst]) for best, worst in places if best in index and worst in index]
 
     @staticmethod

@@ -202,9 +202,7 @@ class OfflineAlgorithm(LLMAlgorithm):
             is_solved = episode.error is None and (is_success(episode) or "is_success" not in episode.info)
             num_unsolved += not is_solved
             for stream in episode.streams.values() if is_solved else ():
-                sample = maker.of_turns(stream.turns)
-                if sample is not None:
-                    yield sample
+                yield from maker.of_stream(stream)
         if num_unsolved:
             logger.warning(
                 "data: expert: %d of %d episodes were not solved and are left out.", num_unsolved, len(groups)

@@ -36,7 +36,8 @@ class PolicyGradientConfig(LLMConfig, PolicyGradientOptions):
             return self.loss_constant
         horizons = [horizon for schedule in self.horizon_schedules.values() for horizon in schedule.horizons]
         longest = max((self.max_model_len if horizon is None else horizon) for horizon in horizons)
-        return min(self.max_model_len, longest * self.max_new_tokens)
+        most = longest * self.max_new_tokens
+        return most if any(spec.rewrites_history for spec in self.environments) else min(self.max_model_len, most)
 
     @property
     def scores_for_advantage(self) -> list[str]:

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from rllm_gym.envs.agents.functions import Function
 from rllm_gym.envs.text_space import UnicodeText
 from rllm_gym.errors import ConfigError, nearest
 
@@ -117,6 +118,11 @@ class TextEnv(gymnasium.Env[str, str]):
     name: str = ""
     num_items: int = 0
     default_system_prompt: str = ""
+    # For agents that write in another format than the environment's own: the part of the default system prompt that is
+    # about the world alone, what a turn looks like, with `{thought}` and `{action}`, and what can be done.
+    introduction: str = ""
+    turn_form: str = "{action}"
+    functions: Sequence[Function] = ()
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(

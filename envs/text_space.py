@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,9 @@ from rllm_gym.errors import ConfigError
 
 _SAMPLED_CHARS = string.ascii_letters + string.digits + " .,:?!-\n"
 _MAX_SAMPLED_LENGTH = 64
+# What neither a policy nor an environment gets to read: control characters but tab and newline, and halves of surrogate
+# pairs, which no tokenizer encodes.
+UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NO_CHAR = -1
 
 

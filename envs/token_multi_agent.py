@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rllm_gym.envs.wrappers import check_action, hear, readable
+from rllm_gym.envs.text_space import UNREADABLE
+from rllm_gym.envs.wrappers import check_action, hear
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
@@ -94,7 +95,9 @@ class TokenMultiAgentEnv:
             )
         for agent, action in action_dict.items():  # all of them before any is recorded
             check_action(action, self.action_spaces[agent], f"TokenMultiAgentEnv, agent {agent!r}")
-        said = {agent: readable(self._conversations[agent].act(action)) for agent, action in action_dict.items()}
+        said = {
+            agent: UNREADABLE.sub("", self._conversations[agent].act(action)) for agent, action in action_dict.items()
+        }
         texts, rewards, terminateds, truncateds, infos = self.env.step(said)
         is_over = terminateds.get("__all__", False)
         ended = [agent for agent in texts if is_over or terminateds.get(agent)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -11,15 +10,13 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
-from rllm_gym.envs.text_space import check_text_env
+from rllm_gym.envs.text_space import UNREADABLE, check_text_env
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
 
 MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
-# Control characters but tab and newline, and halves of surrogate pairs, which no tokenizer encodes.
-_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _CHARS_PER_TOKEN = 4  # of English text
 
 
@@ -46,14 +43,20 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
 
     Info: the environment's own, and `messages`: the conversation so far, a new list at every call.
 
+    An environment that says in `info["context_turns"]` which of its turns (counted from 0, the last one among them) the
+    policy shall still read, as an `AgentEnv` does, has the history rewritten where that leaves one out: then the
+    observation is a whole new prompt, of the first observation and those turns' actions and replies, all as they were
+    sampled and rendered. `info["num_repeated_tokens"]` are the tokens at its beginning that came before. `messages`
+    remain the whole conversation.
+
     `env.unwrapped` is the text environment.
 
     Args:
         env: the text environment.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        max_tokens: bound on one action and on one observation; None is 32,768. A bound without room even for the
-            system prompt and the template raises `EnvError` at reset.
+        max_tokens: bound on one action and on what is added after one; None is 32,768. A bound without room even for
+            the system prompt and the template raises `EnvError` at reset.
 
     Attributes:
         chat: the `ChatTokenizer`.
@@ -85,9 +88,14 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         if hasattr(env.unwrapped, "count_tokens"):  # an environment that cuts what it says to a budget
             env.unwrapped.count_tokens = chat.count_tokens
         self.max_tokens = max_tokens
-        self.observation_space = TokenSequence(chat.vocab_size, max_tokens)
+        kept_turns = env.get_wrapper_attr("max_kept_turns") if env.has_wrapper_attr("max_kept_turns") else None
+        longest = max_tokens * (1 + 2 * (kept_turns or 0))  # a rewritten prompt: the opening, actions and replies
+        self.observation_space = TokenSequence(chat.vocab_size, longest)
         self.action_space = self._actions = TokenSequence(chat.vocab_size, max_tokens)
         self._conversation: Conversation | None = None
+        self._opening = np.zeros(0, np.int64)
+        self._turns: list[tuple[TokenIds, TokenIds]] = []  # action and reply
+        self._in_context: list[int] = []
 
     @property
     def end_of_turn_id(self) -> int:
@@ -105,22 +113,28 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[TokenIds, dict[str, Any]]:
         text, info = self.env.reset(seed=seed, options=options)
-        self._conversation = Conversation(self.chat, getattr(self.env.unwrapped, "system_prompt", ""))
-        observation = hear(self._conversation, text, max_tokens=self.max_tokens, who=self)
-        return observation, {**info, "messages": list(self._conversation.messages)}
+        has_prompt = self.env.has_wrapper_attr("system_prompt")
+        self._conversation = Conversation(self.chat, self.env.get_wrapper_attr("system_prompt") if has_prompt else "")
+        self._opening = hear(self._conversation, text, max_tokens=self.max_tokens, who=self)
+        self._turns, self._in_context = [], []
+        return self._opening, {**info, "messages": list(self._conversation.messages)}
 
     def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._conversation is None:
             raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
-        text = readable(self._conversation.act(check_action(action, self._actions, self)))
+        text = UNREADABLE.sub("", self._conversation.act(check_action(action, self._actions, self)))
         reply, reward, terminated, truncated, info = self.env.step(text)
         observation = hear(self._conversation, reply, terminated=terminated, max_tokens=self.max_tokens, who=self)
-        return observation, reward, terminated, truncated, {**info, "messages": list(self._conversation.messages)}
-
-
-def readable(text: str) -> str:
-    """Return a text without control characters, other than tab and newline, and without lone surrogates."""
-    return _UNREADABLE.sub("", text)
+        info = {**info, "messages": list(self._conversation.messages)}
+        self._turns.append((np.asarray(action, np.int64), observation))
+        self._in_context.append(len(self._turns) - 1)
+        kept = info.pop("context_turns", self._in_context)
+        if kept != self._in_context:
+            self._in_context = list(kept)
+            info["num_repeated_tokens"] = -len(observation)
+            observation = np.concatenate([self._opening, *(ids for turn in kept for ids in self._turns[turn])])
+            info["num_repeated_tokens"] += len(observation)
+        return observation, reward, terminated, truncated, info
 
 
 def hear(conversation: Conversation, text: Any, *, terminated: bool = False, max_tokens: int, who: Any) -> TokenIds:
@@ -141,7 +155,7 @@ def hear(conversation: Conversation, text: Any, *, terminated: bool = False, max
             return len(chat.encode_chat(messages, add_generation_prompt=not terminated))
         return len(chat.encode_reply(text, add_generation_prompt=not terminated))
 
-    text = _shorten(readable(text), max_tokens, count)
+    text = _shorten(UNREADABLE.sub("", text), max_tokens, count)
     ids = (
         conversation.open(text, terminated=terminated) if is_first else conversation.reply(text, terminated=terminated)
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
+from rllm_gym.envs.agents import AgentEnv
 from rllm_gym.envs.text_space import check_text_env
 from rllm_gym.errors import ConfigError, nearest
 
@@ -55,6 +56,7 @@ def make_env(
     env: EnvCreator,
     *,
     obs_type: str = "token",
+    agent: Mapping[str, Any] | None = None,
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     chat_template: str | None = None,
     max_tokens: int | None = None,
@@ -65,6 +67,8 @@ def make_env(
     Args:
         env: the `gymnasium.Env[str, str]` class, or "module:Class".
         obs_type: "token": actions and observations are token ids; "text": they are strings.
+        agent: how the policy writes its turns, plans, reflects and remembers; see `AgentEnv`. None is the environment's
+            own format, and nothing else.
         tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
         chat_template: replaces the tokenizer's template.
         max_tokens: bound on one action and on one observation in tokens; see `TokenEnv`.
@@ -88,6 +92,8 @@ def make_env(
                 )
     text_env = create(**kwargs)
     check_text_env(text_env, "make_env")
+    if agent is not None:
+        text_env = AgentEnv(text_env, agent)
     if obs_type == "text":
         return text_env
     from rllm_gym.envs.wrappers import TokenEnv  # loads tokenizers and Jinja, which the text level does without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,6 +16,9 @@ Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content":
 
 AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
+# Keys of an environment's info that an episode keeps elsewhere: copies of the whole conversation in every record would
+# grow quadratically.
+NOT_STORED = ("messages", "turn", "num_repeated_tokens")
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,9 @@ class Engine(Protocol):
 class Turn:
     """One completion, and what the environment had added before it.
 
+    `sample` counts the contexts of the stream: where the history was rewritten before this turn, `observation_ids` is
+    the whole new prompt, and a new sample begins. `kind` is what the completion was for, `action`, `plan`, `reflection`
+    or `summary`, in which attempt at the task; `rewards` are the reward functions' values by name, not weighted.
     `env_step` counts the environment's steps before this action, so that turns of several agents can be put in order.
     `is_invalid_action` is what the environment's info says of the action; `is_trained` is False where a recorded turn
     is only context.
@@ -121,11 +128,24 @@ class Turn:
     num_cached_tokens: int = 0
     is_invalid_action: bool = False
     is_trained: bool = True
+    sample: int = 0
+    kind: str = "action"
+    attempt: int = 1
+    rewards: dict[str, float] = field(default_factory=dict)
+
+    def take_info(self, info: Mapping[str, Any]) -> None:
+        """Take over what the environment's info says of this turn."""
+        self.is_invalid_action = bool(info.get("is_invalid_action", self.is_invalid_action))
+        for name, value in info.get("turn", {}).items():
+            setattr(self, name, value)
 
 
 @dataclass
 class Stream:
-    """One agent's token stream in one episode: observation 0, action 0, observation 1, ..., final observation."""
+    """One agent's token stream in one episode: observation 0, action 0, observation 1, ..., final observation.
+
+    `final_observation_ids` are what was added after the last completion, without what a rewritten history repeats.
+    """
 
     agent_id: str
     module_id: str
@@ -138,8 +158,13 @@ class Stream:
         return float(sum(turn.reward for turn in self.turns))
 
     @property
+    def contexts(self) -> list[list[Turn]]:
+        """The turns of each sample: one list, unless the history was rewritten on the way."""
+        return [list(turns) for _, turns in itertools.groupby(self.turns, key=lambda turn: turn.sample)]
+
+    @property
     def num_tokens(self) -> int:
-        """Tokens up to and including the last sampled one."""
+        """Tokens of all samples, each up to and including its last sampled one."""
         return sum(len(t.observation_ids) + len(t.action_ids) for t in self.turns)
 
     @property

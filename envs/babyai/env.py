@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.babyai.actions import CHECK, Offers, offers
 from rllm_gym.envs.babyai.expert import advise
 from rllm_gym.envs.babyai.levels import GROUPS, KEY_IN_BOX, LEVELS, make_level
@@ -17,9 +18,11 @@ from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restr
 NUM_ITEMS = 10_000  # 250 seeds of each level; AgentGym's own data ends at item 899
 NUM_EVAL_ITEMS = 90  # as many as in AgentGym-RL, arXiv:2509.08755
 
-SYSTEM_PROMPT = """\
+INTRODUCTION = """\
 You move through rooms with doors and objects and carry out the goal that you are given. You see only what is in front
-of you. Each turn, write one thought and one action, one of those that are available:
+of you."""
+SYSTEM_PROMPT = f"""\
+{INTRODUCTION} Each turn, write one thought and one action, one of those that are available:
 Thought: what to do next and why
 Action: one of the actions below
 - turn left, turn right, move forward
@@ -29,6 +32,18 @@ Action: one of the actions below
 - toggle: open the door in front of you. A locked door needs a key of its color in your hand.
 - go through <open door> <number>, toggle and go through <closed or locked door> <number>
 - check available actions"""
+FUNCTIONS = (
+    Function("turn_left", "turn left", "turn left"),
+    Function("turn_right", "turn right", "turn right"),
+    Function("move_forward", "move forward", "go one cell"),
+    Function("toggle_and_go_through", "toggle and go through {door}", "go through a closed or locked door"),
+    Function("go_through", "go through {door}", "go through an open door"),
+    Function("go_to", "go to {thing}", "walk up to an object or a door, like red ball 1, and face it"),
+    Function("pickup", "pickup {thing}", "walk up to an object, like red ball 1, and pick it up; you can carry one"),
+    Function("drop", "drop", "put what you carry into the cell in front of you"),
+    Function("toggle", "toggle", "open the door in front of you; a locked one needs a key of its color in your hand"),
+    Function("check_available_actions", "check available actions", "see what can be done"),
+)
 
 
 class BabyAIEnv(TextEnv):
@@ -101,6 +116,7 @@ class BabyAIEnv(TextEnv):
     name = "babyai"
     num_items = NUM_ITEMS
     default_system_prompt = SYSTEM_PROMPT
+    introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(

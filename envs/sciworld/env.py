@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
 from rllm_gym.envs.sciworld.jvm import Simulation
@@ -15,8 +16,9 @@ TASK_SETS = ("all", "agentgym")
 NOT_UNDERSTOOD = ("No known action matches that input.", "Unknown action.")  # the second where a number is asked for
 MAX_ACTION_CHARS = 500  # several times the longest command; the simulator reads no more of a text
 
-SYSTEM_PROMPT = """\
-You carry out science experiments in a simulated house. The first message states the task.
+INTRODUCTION = "You carry out science experiments in a simulated house. The first message states the task."
+SYSTEM_PROMPT = f"""\
+{INTRODUCTION}
 Each turn, write one thought and one action:
 Thought: what to do next and why
 Action: one of the actions below (OBJ is an object that you see, LOC a place)
@@ -31,6 +33,39 @@ Action: one of the actions below (OBJ is an object that you see, LOC a place)
 - wait: let 10 steps of time pass; wait1: let one pass
 - task: read the task again
 If the answer lists numbered choices, reply with a number."""
+FUNCTIONS = (
+    Function("look_around", "look around", "see the room"),
+    Function("look_at", "look at {thing}", "look at an object"),
+    Function("examine", "examine {thing}", "look at an object closely"),
+    Function("look_in", "look in {thing}", "look into a container"),
+    Function("read", "read {thing}", "read it"),
+    Function("go_to", "go to {place}", "go to a place next to this one"),
+    Function("open", "open {thing}", "open a container or a door"),
+    Function("close", "close {thing}", "close a container or a door"),
+    Function("pick_up", "pick up {thing}", "put an object into the inventory"),
+    Function("put_down", "put down {thing}", "take an object out of the inventory"),
+    Function("drop", "drop {thing}", "the same"),
+    Function("move", "move {thing} to {place}", "put an object into a container"),
+    Function("inventory", "inventory", "see what you carry"),
+    Function("activate", "activate {device}", "switch it on"),
+    Function("deactivate", "deactivate {device}", "switch it off"),
+    Function("use_on", "use {thing} on {target}", "use one thing on another"),
+    Function("use", "use {thing}", "use it"),
+    Function("pour", "pour {liquid} into {container}", "pour a liquid"),
+    Function("pour_in", "pour {liquid} in {container}", "the same"),
+    Function("dunk", "dunk {container} into {liquid}", "fill a container from a liquid"),
+    Function("mix", "mix {container}", "mix the contents of a container"),
+    Function("connect", "connect {part} to {other}", "connect electrical parts"),
+    Function("disconnect", "disconnect {part}", "take the connections off an electrical part"),
+    Function("eat", "eat {thing}", "eat it"),
+    Function("flush", "flush {thing}", "flush it"),
+    Function("focus_on", "focus on {thing}", "name the object that the task asks for; a wrong one fails the task"),
+    Function("wait_one", "wait1", "let one step of time pass"),
+    Function("wait", "wait", "let 10 steps of time pass"),
+    Function("task", "task", "read the task again"),
+    Function("choose", "{number}", "answer numbered choices", integers=("number",)),
+    Function("cancel", "", "answer numbered choices with none of them"),
+)
 
 
 class SciWorldEnv(TextEnv):
@@ -91,6 +126,7 @@ class SciWorldEnv(TextEnv):
 
     name = "sciworld"
     default_system_prompt = SYSTEM_PROMPT
+    introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.envs.agents.functions import Function
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, restrict
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
 from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
@@ -19,12 +20,18 @@ CORRECT = "Correct."
 INCORRECT = "Incorrect. Try again."
 INVALID = "Invalid. Write <search>query</search> or <answer>answer</answer>."
 
-SYSTEM_PROMPT = """\
-You answer a question with the help of a search engine.
+INTRODUCTION = "You answer a question with the help of a search engine."
+SYSTEM_PROMPT = f"""\
+{INTRODUCTION}
 Each turn, first reason inside <think> and </think>, then do one of these two and stop:
 - <search>query</search>: search. The passages found come back inside <information> and </information>.
 - <answer>answer</answer>: answer, in as few words as possible. Example: <answer>Beijing</answer>
 Search as often as you need to. Do not write <information> yourself."""
+TURN_FORM = "<think>{thought}</think>\n{action}"
+FUNCTIONS = (
+    Function("search", "<search>{query}</search>", "search for passages; as often as you need to"),
+    Function("answer", "<answer>{answer}</answer>", "answer, in as few words as possible"),
+)
 
 
 class SearchQAEnv(TextEnv):
@@ -99,6 +106,7 @@ class SearchQAEnv(TextEnv):
 
     name = "searchqa"
     default_system_prompt = SYSTEM_PROMPT
+    introduction, turn_form, functions = INTRODUCTION, TURN_FORM, FUNCTIONS
 
     def __init__(
         self,

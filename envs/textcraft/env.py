@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
+from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
 from rllm_gym.envs.textcraft.expert import plan
 from rllm_gym.envs.textcraft.recipes import display, identify, load_book
@@ -20,8 +21,9 @@ _CRAFT = re.compile(r"craft (.*) using (.*)")
 _GET = re.compile(r"get ([0-9]{1,12}) (.*)")
 _COUNTED = re.compile(r"([0-9]+) (.*)")
 
-SYSTEM_PROMPT = """\
-You craft items. The task lists crafting commands and names the item to craft.
+INTRODUCTION = "You craft items. The task lists crafting commands and names the item to craft."
+SYSTEM_PROMPT = f"""\
+{INTRODUCTION}
 Each turn, write one thought and one action:
 Thought: what to do next and why
 Action: one of the actions below
@@ -29,6 +31,17 @@ Action: one of the actions below
 - craft <count> <item> using <count> <item>, ...: use a listed command with exactly its counts. Where it names a kind of
 items, like planks, name a member, like oak planks. Example: craft 4 oak planks using 1 oak logs
 - inventory: see what you hold"""
+FUNCTIONS = (
+    Function("get", "get {count} {item}", "take a basic item, one that no command crafts", integers=("count",)),
+    Function(
+        "craft",
+        "craft {count} {item} using {ingredients}",
+        "use a listed command with exactly its counts; ingredients are like 2 oak planks, 1 stick. Where it names a "
+        "kind of items, like planks, name a member, like oak planks",
+        integers=("count",),
+    ),
+    Function("inventory", "inventory", "see what you hold"),
+)
 
 
 class TextCraftEnv(TextEnv):
@@ -89,6 +102,7 @@ class TextCraftEnv(TextEnv):
 
     name = "textcraft"
     default_system_prompt = SYSTEM_PROMPT
+    introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
 
     def __init__(
         self,

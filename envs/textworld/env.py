@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
 from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
 from rllm_gym.errors import EnvError
@@ -14,8 +15,9 @@ NUM_EVAL_ITEMS = 200
 NOT_UNDERSTOOD = "That's not a verb I recognise."
 OVER = "The game is over."
 
-SYSTEM_PROMPT = """\
-You play a text adventure in a house. The first message says what to do there.
+INTRODUCTION = "You play a text adventure in a house. The first message says what to do there."
+SYSTEM_PROMPT = f"""\
+{INTRODUCTION}
 Each turn, write one thought and one action:
 Thought: what to do next and why
 Action: one of the commands below (OBJ is an object that you see)
@@ -24,6 +26,22 @@ Action: one of the commands below (OBJ is an object that you see)
 - open OBJ, close OBJ, unlock OBJ with OBJ, lock OBJ with OBJ
 - take OBJ, take OBJ from OBJ, drop OBJ, put OBJ on OBJ, insert OBJ into OBJ
 - eat OBJ"""
+FUNCTIONS = (
+    Function("look", "look", "see the room"),
+    Function("inventory", "inventory", "see what you carry"),
+    Function("examine", "examine {thing}", "look at an object"),
+    Function("go", "go {direction}", "go north, south, east or west"),
+    Function("open", "open {thing}", "open a container or a door"),
+    Function("close", "close {thing}", "close a container or a door"),
+    Function("unlock", "unlock {thing} with {key}", "unlock a container or a door"),
+    Function("lock", "lock {thing} with {key}", "lock a container or a door"),
+    Function("take_from", "take {thing} from {place}", "take an object out of a container or off a support"),
+    Function("take", "take {thing}", "take an object that lies in the room"),
+    Function("drop", "drop {thing}", "lay an object down"),
+    Function("put", "put {thing} on {support}", "put an object on a support"),
+    Function("insert", "insert {thing} into {container}", "put an object into a container"),
+    Function("eat", "eat {thing}", "eat it"),
+)
 
 
 class TextWorldEnv(TextEnv):
@@ -78,6 +96,7 @@ class TextWorldEnv(TextEnv):
     name = "textworld"
     num_items = NUM_ITEMS
     default_system_prompt = SYSTEM_PROMPT
+    introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
 
     def __init__(
         self,

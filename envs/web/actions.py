@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rllm_gym.envs.agents.functions import Function
 from rllm_gym.envs.base import parse_action
 
 if TYPE_CHECKING:
@@ -20,6 +21,25 @@ ACTIONS = """\
 - new_tab, tab_focus [number], close_tab: open, choose and close tabs
 - goto [url], go_back, go_forward: navigate
 - stop [answer]: end the task; the answer is empty where none is asked for"""
+FUNCTIONS = (
+    Function("click", "click [{id}]", "click on the element with this number", integers=("id",)),
+    Function(
+        "type",
+        "type [{id}] [{text}] [{enter}]",
+        "replace the text of a field; enter is 1 to press Enter afterwards, else 0",
+        integers=("id", "enter"),
+    ),
+    Function("hover", "hover [{id}]", "move the mouse over an element", integers=("id",)),
+    Function("press", "press [{keys}]", "press a key or a combination, like Enter or Control+a"),
+    Function("scroll", "scroll [{direction}]", "scroll up or down"),
+    Function("new_tab", "new_tab", "open a tab"),
+    Function("tab_focus", "tab_focus [{number}]", "choose a tab", integers=("number",)),
+    Function("close_tab", "close_tab", "close the tab"),
+    Function("goto", "goto [{url}]", "go to an address"),
+    Function("go_back", "go_back", "go back"),
+    Function("go_forward", "go_forward", "go forward again"),
+    Function("stop", "stop [{answer}]", "end the task; the answer is empty where none is asked for"),
+)
 
 _ID = re.compile(r"\s*\[\s*([0-9]+)\s*\]")
 _TYPE = re.compile(r"\s*\[\s*([0-9]+)\s*\]\s*\[(.*)\]\s*", re.DOTALL)

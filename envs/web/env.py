@@ -9,8 +9,9 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from rllm_gym.envs.agents.functions import REACT
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv
-from rllm_gym.envs.web.actions import ACTIONS, Action, BadAction, execute, parse
+from rllm_gym.envs.web.actions import ACTIONS, FUNCTIONS, Action, BadAction, execute, parse
 from rllm_gym.envs.web.tree import Node, estimate_tokens
 from rllm_gym.errors import ConfigError, EnvError
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 MIN_OBSERVATION_TOKENS = 256
 MAX_OBSERVATION_CHARS = 60_000  # less than the longest text of an environment
 
-SYSTEM_PROMPT = f"""\
+INTRODUCTION = """\
 You use a web browser to reach the objective that you are given. You see the page as a tree of elements, each with its
-number in brackets, then its URL, the open tabs, and what went wrong in the last action. Each turn, write one thought
+number in brackets, then its URL, the open tabs, and what went wrong in the last action."""
+SYSTEM_PROMPT = f"""\
+{INTRODUCTION} Each turn, write one thought
 and one action:
 Thought: what to do next and why
 Action: one of the actions below; id is the number of an element
@@ -70,6 +73,7 @@ class WebEnv(TextEnv):
     """
 
     default_system_prompt = SYSTEM_PROMPT
+    introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(

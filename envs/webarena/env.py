@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rllm_gym.envs.base import ItemIds
-from rllm_gym.envs.web.env import SYSTEM_PROMPT, Verdict, WebEnv
+from rllm_gym.envs.web.env import INTRODUCTION, SYSTEM_PROMPT, Verdict, WebEnv
 from rllm_gym.envs.webarena import tasks
 from rllm_gym.envs.webarena.embedded import SITE_URLS, Expert, Sites
 from rllm_gym.envs.webarena.evaluators import Outcome, is_solved
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _STOP_LINE = "- stop ["
 WEBARENA_PROMPT = f'{SYSTEM_PROMPT}\nAnswer "N/A" if the objective cannot be reached.'
+WEBARENA_INTRODUCTION = f'{INTRODUCTION}\nAnswer "N/A" if the objective cannot be reached.'
 VERIFIED_PROMPT = SYSTEM_PROMPT[: SYSTEM_PROMPT.index(_STOP_LINE)] + ANSWER_FORM
 _NO_EXPERT = "Thought: No expert knows this task.\nAction: stop []"
 
@@ -102,6 +103,7 @@ class WebArenaEnv(WebEnv):
 
     name = "webarena"
     default_system_prompt = WEBARENA_PROMPT
+    introduction = WEBARENA_INTRODUCTION
 
     def __init__(
         self,
@@ -126,6 +128,9 @@ class WebArenaEnv(WebEnv):
         self._judge_options = (judge_url, judge_model)
         self._fuzzy = fuzzy
         self._auth_folder = None if auth_folder is None else Path(auth_folder).expanduser()
+        if self.task_set == "verified":
+            self.default_system_prompt = VERIFIED_PROMPT
+            self.introduction = f"{INTRODUCTION}\n{ANSWER_FORM}"
         self._config: tasks.Config = {}  # of the present item, with addresses
         self._sites: Sites | None = None
         self._requests: RequestLog | None = None
@@ -135,7 +140,7 @@ class WebArenaEnv(WebEnv):
             split=split,
             item_ids=item_ids,
             splits=splits,
-            system_prompt=VERIFIED_PROMPT if system_prompt is None and self.task_set == "verified" else system_prompt,
+            system_prompt=system_prompt,
         )
         self._check(self._selection)
 

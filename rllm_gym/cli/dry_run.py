@@ -108,10 +108,13 @@ def _tokens_per_step(config: Any) -> tuple[int, int, int]:
         return samples, samples * config.max_model_len, 0
     episodes = config.groups_per_step * config.group_size
     horizons = [horizon for schedule in config.horizon_schedules.values() for horizon in schedule.horizons]
-    sampled = config.max_model_len
-    if None not in horizons:
+    sampled, contexts = config.max_model_len, 1
+    if any(spec.rewrites_history for spec in config.environments) and None not in horizons:
+        # Every turn may begin a sample.
+        contexts, sampled = max(horizons), max(horizons) * config.max_new_tokens
+    elif None not in horizons:
         sampled = min(sampled, max(horizons) * config.max_new_tokens)
-    return episodes, episodes * config.max_model_len, episodes * sampled
+    return episodes, episodes * contexts * config.max_model_len, episodes * sampled
 
 
 def _range(low: int, high: int) -> str:

@@ -12,12 +12,13 @@ from pydantic_core import to_jsonable_python
 
 from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
-# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 2
-# are those of 3 without `is_evaluation`.
-SCHEMA_VERSION: Final = 3
-KNOWN_VERSIONS = (2, 3)
+# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 3
+# are those of 4 without a turn's `sample`, `kind`, `attempt` and `rewards`; those of 2 lack `is_evaluation`, too.
+SCHEMA_VERSION: Final = 4
+KNOWN_VERSIONS = (2, 3, 4)
 
 EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
+TurnKind = Literal["action", "plan", "reflection", "summary"]
 
 
 class _Record(BaseModel):
@@ -36,6 +37,11 @@ class TurnRecord(_Record):
         is_invalid_action: the environment could not act on it.
         advantage: of each id in `action_ids`; None where none was computed.
         trainer_logp: the trainer's log-probability of each before the update; None where it was not computed.
+        sample: counts the contexts of the agent. Where the history was rewritten before this turn, it is one more than
+            before, and `observation_ids` is the whole new prompt.
+        kind: what the completion was for. All but an action stay between the policy and itself.
+        attempt: at the task, from 1.
+        rewards: the reward functions' values by name, not weighted; empty where none are configured.
     """
 
     observation_ids: list[int]
@@ -47,6 +53,10 @@ class TurnRecord(_Record):
     is_invalid_action: bool = False
     advantage: list[FiniteFloat] | None = None
     trainer_logp: list[FiniteFloat] | None = None
+    sample: int = 0
+    kind: TurnKind = "action"
+    attempt: int = 1
+    rewards: dict[str, FiniteFloat] = {}
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -62,7 +72,8 @@ class EpisodeRecord(_Record):
 
     Args:
         env_version: what the environment was made of, where the id's `-vN` is not enough (package or data version).
-        messages: the conversation as role and content; the i-th assistant message is the i-th turn's action.
+        messages: the whole conversation as role and content, whatever was left out of the policy's contexts; the i-th
+            assistant message is the i-th turn's action.
         group: key of the task group, (run seed, train step, group index); the episodes of one group share it.
         member: number of this episode in its group.
         split: what the task was drawn from, as in `train` or `eval`.
@@ -75,7 +86,7 @@ class EpisodeRecord(_Record):
         info: the last step's info, as far as it is JSON.
     """
 
-    schema_version: Literal[2, 3] = SCHEMA_VERSION
+    schema_version: Literal[2, 3, 4] = SCHEMA_VERSION
     env_id: str
     env_version: str = ""
     item_id: str | int | None = None
@@ -192,6 +203,10 @@ def stream_of(record: EpisodeRecord) -> Stream:
             env_step=turn.env_step,
             reward=turn.reward,
             is_invalid_action=turn.is_invalid_action,
+            sample=turn.sample,
+            kind=turn.kind,
+            attempt=turn.attempt,
+            rewards=turn.rewards,
         )
         for turn in record.turns
     ]
@@ -219,6 +234,10 @@ def _turn_records(turns: Sequence[Turn], samples: Sequence[Sample]) -> list[Turn
             is_invalid_action=turn.is_invalid_action,
             advantage=advantage,
             trainer_logp=trainer_logp,
+            sample=turn.sample,
+            kind=turn.kind,  # type: ignore[arg-type]  # checked by the model
+            attempt=turn.attempt,
+            rewards=turn.rewards,
         )
         for turn, advantage, trainer_logp in zip(turns, *columns, strict=True)
     ]

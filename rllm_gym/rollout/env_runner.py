@@ -21,7 +21,7 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rllm_gym.errors import RllmGymError
+from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout import waiting
@@ -208,6 +208,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.loop is None:
             raise RllmGymError(f"LLMEnvRunner: could not be built. {self.error}")
         horizons = [max_episode_steps[environment.name] for environment in self.environments]
+        for environment, horizon in zip(self.environments, horizons, strict=True):
+            if horizon is None and environment.rewrites_history:
+                raise ConfigError(
+                    f"{environment.name}: an agent whose context is not full needs a horizon: nothing else bounds "
+                    "its episodes; got none. Set max_episode_steps or scaling_inter."
+                )
         self.loop.submit(groups, max_episode_steps=horizons, params=params or self._params)
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 
+from rllm_gym.envs.agents import AgentEnv
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError, nearest
@@ -43,6 +44,12 @@ class EnvironmentSpec:
     def version(self) -> str:
         """`v0` of `TextCraft-v0`, "" where there is none."""
         return self.env.rsplit("-", 1)[-1] if isinstance(self.env, str) and "-v" in self.env else ""
+
+    @property
+    def rewrites_history(self) -> bool:
+        """Whether an agent leaves out some of what was said, so that an episode is not bounded by `max_model_len`."""
+        agent = self.env_config.get("agent")
+        return isinstance(agent, Mapping) and agent.get("context") not in (None, "full")
 
     def with_split(self, split: str | None) -> EnvironmentSpec:
         """Return the same environment over the tasks of `split`; None is as configured.
@@ -124,16 +131,29 @@ def horizons_of(horizon: Horizon, environments: Sequence[EnvironmentSpec]) -> di
 def make_text_env(spec: EnvironmentSpec) -> Any:
     """Make an environment, at the text level where it has two."""
     env_config = dict(spec.env_config)
-    if not isinstance(spec.env, str):
-        return spec.env(env_config)
-    if creator := _registered_creator(spec.env):
+    creator = _registered_creator(spec.env) if isinstance(spec.env, str) else spec.env
+    if creator is None:
+        env_id = normalize_env_id(spec.env)
+        # normalize_env_id has imported the module before the colon, if there is one.
+        if gymnasium.spec(env_id.rsplit(":", 1)[-1]).entry_point == TEXT_AND_TOKEN_FACTORY:
+            return _gymnasium_make(env_id, {**env_config, "obs_type": "text"})
+    agent = env_config.pop("agent", None)
+    if creator is None:
+        env = _gymnasium_make(env_id, env_config)
+    elif isinstance(spec.env, str):
         from ray.rllib.env.env_context import EnvContext
 
-        return creator(EnvContext(env_config, worker_index=0))
-    env_id = normalize_env_id(spec.env)
-    # normalize_env_id has imported the module before the colon, if there is one.
-    if gymnasium.spec(env_id.rsplit(":", 1)[-1]).entry_point == TEXT_AND_TOKEN_FACTORY:
-        env_config["obs_type"] = "text"
+        env = creator(EnvContext(env_config, worker_index=0))
+    else:
+        env = creator(env_config)
+    if agent is None:
+        return env
+    if hasattr(env, "possible_agents"):
+        raise ConfigError(f"{spec.name}: agent is for an environment of one agent; got one of several. Leave it out.")
+    return AgentEnv(env, agent)
+
+
+def _gymnasium_make(env_id: str, env_config: Mapping[str, Any]) -> Any:
     # The rollout loop owns the horizon: no TimeLimit from the registration.
     return gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **env_config)
 

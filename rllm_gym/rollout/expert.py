@@ -12,7 +12,7 @@ from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import AGENT, Episode, Stream, TaskGroup, Turn
+from rllm_gym.types import AGENT, NOT_STORED, Episode, Stream, TaskGroup, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -65,21 +65,25 @@ class ExpertPlayer:
         item_id = episode.item_id
         observation, info = env.reset(seed=episode.seed, options=None if item_id is None else {"item_id": item_id})
         stream = episode.streams[AGENT] = Stream(AGENT, "default_policy")
+        num_repeated = sample = 0
         while not episode.end_reason:
-            action = np.asarray(self.chat.encode_action(env.unwrapped.expert_action()), np.int64)
+            action = np.asarray(self.chat.encode_action(env.get_wrapper_attr("expert_action")()), np.int64)
             logp = np.zeros(len(action), np.float32)
-            turn = Turn(observation, action, logp, policy_version=0, env_step=episode.num_env_steps)
+            turn = Turn(observation, action, logp, policy_version=0, env_step=episode.num_env_steps, sample=sample)
             stream.turns.append(turn)
             observation, reward, terminated, truncated, info = env.step(action)
             turn.reward = float(reward)
+            turn.take_info(info)
+            num_repeated = info.get("num_repeated_tokens", 0)
+            sample += num_repeated > 0
             episode.num_env_steps += 1
             if terminated or truncated:
                 episode.end_reason = "terminated" if terminated else "truncated"
             elif episode.num_env_steps >= (self.horizons[episode.group.env_index] or MAX_TURNS):
                 episode.end_reason = "horizon"
-        stream.final_observation_ids = observation
+        stream.final_observation_ids = observation[num_repeated:]
         stream.messages = info.get("messages", [])
-        episode.info = {key: value for key, value in info.items() if key != "messages"}
+        episode.info = {key: value for key, value in info.items() if key not in NOT_STORED}
         episode.item_id = info.get("item_id", item_id)
 
     def _env(self, env_index: int) -> Any:

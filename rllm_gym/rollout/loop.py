@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
+from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool
 from rllm_gym.rollout.play import Play, Progress, Request
 from rllm_gym.rollout.waiting import WaitingReports
 from rllm_gym.types import (
@@ -27,7 +27,6 @@ from rllm_gym.types import (
     Episode,
     EpisodeGroup,
     SamplingParams,
-    Stream,
     TaskGroup,
     Turn,
 )
@@ -228,13 +227,13 @@ class RolloutLoop:
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
         play: Play = job.owner
-        play.add_time("env_s", job.seconds)
+        _add_time(play, "env_s", job.seconds)
         if job.error is not None:
             play.episode.num_env_timeouts += job.is_timed_out
             self._fail(play, job.error)
             return
         assert job.result is not None and job.slot.env is not None
-        self._record(play, job.slot.env, job.result)
+        play.record(job.slot.env, job.result, self._module_for)
         if self._on_start and job.call == "reset":
             self._on_start(play.episode, play.observations)
         end_reason = job.result.end_reason
@@ -245,39 +244,14 @@ class RolloutLoop:
         else:
             self._ask(play, job.slot.env, job.result.to_act)
 
-    def _record(self, play: Play, env: EnvAdapter, step: EnvStep) -> None:
-        episode, streams = play.episode, play.episode.streams
-        episode.env_id = env.env_id
-        episode.num_env_steps += 1 if play.actions else 0  # a reset has none
-        play.actions.clear()
-        for agent_id, ids in step.observations.items():
-            if agent_id not in streams:
-                module_id = self._module_of(agent_id, episode)
-                if module_id not in self._engines:
-                    raise ConfigError(
-                        f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
-                        f"got {module_id!r} for agent {agent_id!r}."
-                    )
-                streams[agent_id] = Stream(agent_id, module_id)
-            play.observations[agent_id] = ids
-        for agent_id, reward in step.rewards.items():
-            stream = streams.get(agent_id)
-            if stream is not None and stream.turns:
-                stream.turns[-1].reward += reward
-            else:  # it waits for the agent's first turn
-                play.early_rewards[agent_id] = play.early_rewards.get(agent_id, 0.0) + reward
-        for agent_id, info in step.infos.items():
-            if agent_id in streams and "messages" in info:
-                streams[agent_id].messages = info["messages"]
-            if "is_invalid_action" in info and agent_id in streams and streams[agent_id].turns:
-                streams[agent_id].turns[-1].is_invalid_action = bool(info["is_invalid_action"])
-            episode.item_id = info.get("item_id", episode.item_id)
-            # Without the messages: copies of the whole conversation in every record would grow quadratically.
-            slim = {key: value for key, value in info.items() if key != "messages"}
-            if env.is_multi_agent:
-                episode.info[agent_id] = slim
-            else:
-                episode.info = slim
+    def _module_for(self, agent_id: str, episode: Episode) -> str:
+        module_id = self._module_of(agent_id, episode)
+        if module_id not in self._engines:
+            raise ConfigError(
+                f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
+                f"got {module_id!r} for agent {agent_id!r}."
+            )
+        return module_id
 
     def _ask(self, play: Play, env: EnvAdapter, to_act: tuple[str, ...]) -> None:
         """Submit one request per agent that has to act, unless one of them has no room for a whole turn."""
@@ -332,12 +306,13 @@ class RolloutLoop:
                 env_step=play.episode.num_env_steps,
                 reward=play.early_rewards.pop(agent_id, 0.0),
                 num_cached_tokens=completion.num_cached_tokens,
+                sample=play.samples.get(agent_id, 0),
             )
         )
         play.contexts[agent_id].extend(completion.token_ids.tolist())
         play.actions[agent_id] = completion.token_ids
         if len(play.actions) == len(play.to_act):
-            play.add_time("engine_s", self._now() - play.asked_s)
+            _add_time(play, "engine_s", self._now() - play.asked_s)
             actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
             play.asked_s = self._now()
             self._pool.submit(play.slot, play, "step", actions)
@@ -345,7 +320,7 @@ class RolloutLoop:
     def _finish(self, play: Play, end_reason: str) -> None:
         episode = play.episode
         for agent_id, ids in play.observations.items():
-            episode.streams[agent_id].final_observation_ids = ids
+            episode.streams[agent_id].final_observation_ids = ids[play.num_repeated.get(agent_id, 0) :]
         self._pool.release(play.slot)
         self._end(play, end_reason)
         play.progress.episodes.append(episode)
@@ -374,7 +349,7 @@ class RolloutLoop:
         self._plays.remove(play)
         self._last_end_s = self._now()
         play.episode.end_reason = end_reason
-        play.add_time("total_s", self._last_end_s - play.begun_s)
+        _add_time(play, "total_s", self._last_end_s - play.begun_s)
 
     def _hand_over(self, progress: Progress) -> None:
         if len(progress.episodes) + len(progress.failed) == progress.group.size:
@@ -398,3 +373,7 @@ class RolloutLoop:
                 got = f"{now_s - play.begun_s:.1f} s, now waiting for its {'engine' if is_in_engine else 'environment'}"
                 rule = f"an episode must end within episode_timeout_s = {self._timeout_s}"
                 self._fail(play, f"RolloutLoop: {rule}; got {got}, after {play.episode.num_env_steps} steps.")
+
+
+def _add_time(play: Play, name: str, seconds: float) -> None:
+    play.episode.timings[name] = play.episode.timings.get(name, 0.0) + seconds

@@ -20,6 +20,7 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
     num_prompt_tokens = sum(_prompt_tokens(stream) for stream in streams)
     num_tokens = [sum(len(t.observation_ids) + len(t.action_ids) for t in stream.turns) for stream in streams]
     num_episodes = len(episodes)
+    names = sorted({name for turn in turns for name in turn.rewards})
 
     def share(reason: str) -> float:
         return sum(episode.end_reason == reason for episode in episodes) / max(1, num_episodes)
@@ -32,6 +33,8 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "success_rate": _mean(is_success(episode) for episode in episodes),
         "num_turns_mean": _mean(len(stream.turns) for stream in streams),
         "num_tokens_mean": _mean(num_tokens),
+        "num_samples_mean": _mean(stream.turns[-1].sample + 1 for stream in streams if stream.turns),
+        "num_attempts_mean": _mean(stream.turns[-1].attempt for stream in streams if stream.turns),
         "invalid_action_fraction": _mean(turn.is_invalid_action for turn in turns),
         "num_sampled_tokens_per_turn_mean": _mean(len(turn.action_ids) for turn in turns),
         "num_episodes": num_episodes,
@@ -47,6 +50,7 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "prefix_cache_hit_fraction": sum(turn.num_cached_tokens for turn in turns) / max(1, num_prompt_tokens),
         "env_s_mean": _mean(episode.timings.get("env_s", 0.0) for episode in episodes),
         "engine_s_mean": _mean(episode.timings.get("engine_s", 0.0) for episode in episodes),
+        **{f"reward_{name}_mean": sum(t.rewards.get(name, 0.0) for t in turns) / num_episodes for name in names},
     }
 
 
@@ -82,11 +86,11 @@ def is_success(episode: Episode) -> bool:
 
 
 def _prompt_tokens(stream: Stream) -> int:
-    context = total = 0
+    context = total = sample = 0
     for turn in stream.turns:
-        context += len(turn.observation_ids)
+        context = len(turn.observation_ids) + (context if turn.sample == sample else 0)
         total += context
-        context += len(turn.action_ids)
+        context, sample = context + len(turn.action_ids), turn.sample
     return total
 
 

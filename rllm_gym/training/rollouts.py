@@ -24,7 +24,7 @@ def samples_of(
     invalid_action_penalty: float = 0.0,
     max_tokens: int | None = None,
 ) -> list[Sample]:
-    """Return the samples of an episode: one per agent that has acted.
+    """Return the samples of an episode: one for each context of each agent that has acted.
 
     Args:
         group_of: an agent's group among those of the train step.
@@ -34,25 +34,26 @@ def samples_of(
     """
     samples = []
     for stream in episode.streams.values():
-        if not stream.turns:
-            continue
-        turns = [replace(t, reward=t.reward - invalid_action_penalty * t.is_invalid_action) for t in stream.turns]
-        final_ids = None
-        if max_tokens is not None and episode.is_truncated:
-            final_ids = stream.final_observation_ids[: max(0, max_tokens - stream.num_tokens)]
-        samples.append(
-            Sample.of_turns(
-                turns,
-                final_observation_ids=final_ids,
-                group=group_of(stream.agent_id),
-                episode=episode.episode_id,
-                agent=stream.agent_id,
-                module=stream.module_id,
-                is_terminated=episode.end_reason == "terminated",
-                is_overlong=episode.end_reason == "context_limit",
-                is_success=is_success(episode),
+        contexts = stream.contexts
+        for part, context in enumerate(contexts):
+            final_ids = None
+            if max_tokens is not None and episode.is_truncated and context is contexts[-1]:
+                num_tokens = sum(len(turn.observation_ids) + len(turn.action_ids) for turn in context)
+                final_ids = stream.final_observation_ids[: max(0, max_tokens - num_tokens)]
+            samples.append(
+                Sample.of_turns(
+                    [replace(t, reward=t.reward - invalid_action_penalty * t.is_invalid_action) for t in context],
+                    final_observation_ids=final_ids,
+                    group=group_of(stream.agent_id),
+                    episode=episode.episode_id,
+                    part=part,
+                    agent=stream.agent_id,
+                    module=stream.module_id,
+                    is_terminated=episode.end_reason == "terminated",
+                    is_overlong=episode.end_reason == "context_limit",
+                    is_success=is_success(episode),
+                )
             )
-        )
     return samples
 
 
@@ -129,8 +130,8 @@ class Rollouts:
 
     @property
     def num_tokens_N(self) -> torch.Tensor:
-        """Int64, the tokens of each row up to the last sampled one."""
-        return torch.tensor([sum(int(p.weight.nonzero()[0][-1]) + 1 for p in row) for row in self.rows])
+        """Int64, the tokens of each row's longest part up to the last sampled one."""
+        return torch.tensor([max(int(p.weight.nonzero()[0][-1]) + 1 for p in row) for row in self.rows])
 
     # --- turns ---
 

@@ -17,7 +17,7 @@ from rllm_gym.data.conversations import read_json_objects
 from rllm_gym.data.records import stream_of
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.tokens import ChatTokenizer, Conversation
-from rllm_gym.types import Sample, Turn
+from rllm_gym.types import Sample, Stream, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ class SampleMaker:
     num_left_out: int = 0
     _has_checked_ids: bool = False
 
+    def of_stream(self, stream: Stream) -> list[Sample]:
+        """Return a sample for each context of an agent's episode in which something is left to learn."""
+        made = (self.of_turns(turns) for turns in stream.contexts)
+        return [sample for sample in made if sample is not None]
+
     def of_turns(self, turns: Iterable[Turn]) -> Sample | None:
         """Return a sample, or None where nothing is left to learn."""
         kept: list[Turn] = []
@@ -57,20 +62,26 @@ class SampleMaker:
         made = Sample.of_turns(kept, observation_weight=self.observation_weight)
         return Sample(made.tokens, made.weight)
 
-    def of_record(self, record: EpisodeRecord) -> Sample | None:
-        """Return the sample of a stored episode: the exact ids, where it has them.
+    def of_record(self, record: EpisodeRecord) -> list[Sample]:
+        """Return the samples of a stored episode, one for each context: the exact ids, where it has them.
 
         Raises:
-            TrajectoryError: the ids are another tokenizer's.
+            TrajectoryError: the ids are another tokenizer's, or only the messages are wanted of a rewritten history.
         """
         if self.retokenize or not all(turn.action_ids for turn in record.turns):
+            if record.turns[-1].sample:
+                raise TrajectoryError(
+                    "data: a conversation does not say what was left out of a context, and cannot be encoded anew; got "
+                    f"episode {record.episode_id}, whose history was rewritten. Leave it out, or retokenize: false."
+                )
             messages = tuple(record.messages)
             last = max((k for k, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
             messages = messages[: last + 1]
-            return self.of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))
+            sample = self.of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))
+            return [] if sample is None else [sample]
         if not self._has_checked_ids:
             self._check_ids(record)
-        return self.of_turns(stream_of(record).turns)
+        return self.of_stream(stream_of(record))
 
     def of_dialogue(self, dialogue: Dialogue) -> Sample | None:
         """Return the sample of a conversation: the ids that a token environment would have given for it."""
@@ -183,13 +194,13 @@ def samples_of_path(path: Path, maker: SampleMaker, *, min_return: float | None)
     kind = kind_of(path)
     if kind == "pairs":
         raise ConfigError(f"data: pairs of answers are for DPO; got {str(path)!r}. Give conversations or trajectories.")
-    for sample in (
-        (maker.of_dialogue(dialogue) for file in json_files(path) for dialogue in read_dialogues(file))
-        if kind == "dialogues"
-        else (maker.of_record(record) for record in read_episodes(path) if is_wanted(record, min_return))
-    ):
-        if sample is not None:
-            yield sample
+    if kind == "dialogues":
+        made = (maker.of_dialogue(dialogue) for file in json_files(path) for dialogue in read_dialogues(file))
+        yield from (sample for sample in made if sample is not None)
+        return
+    for record in read_episodes(path):
+        if is_wanted(record, min_return):
+            yield from maker.of_record(record)
 
 
 def is_wanted(record: EpisodeRecord, min_return: float | None) -> bool:

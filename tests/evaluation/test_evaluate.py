@@ -158,6 +158,18 @@ def repaired(self, index):
     return f"Room {index}."
 
 
+def test_an_agent_is_evaluated_as_it_was_configured(evaluated, tmp_path):
+    agent = {"plan": True, "context": {"last_n_turns": 1}, "rewards": [{"fn": "environment", "weight": 2}]}
+    plain, planning = panel(), panel(agent=agent)
+    assert plain.hash != planning.hash
+    report, _ = evaluated(planning, max_model_len=512)
+    records = list(read_episodes(tmp_path / "out"))
+    assert {record.turns[0].kind for record in records} == {"plan"}
+    assert max(len(record.turns) for record in records) == 3  # the plan is one turn of the horizon
+    rewards = sum(turn.rewards["environment"] for record in records for turn in record.turns)
+    assert report["mean_return"] == pytest.approx(2 * rewards / len(records))
+
+
 def test_several_environments_each_have_their_numbers(evaluated, tmp_path):
     panels = panel(4, 1), panel(3, 2, env="rllm_gym:rllm_gym/TextCraft-v0", system_prompt="")
     report, _ = evaluated(*panels, max_model_len=2048)

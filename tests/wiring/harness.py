@@ -35,7 +35,8 @@ class Maze(TextEnv):
     """Replies of various lengths earn various rewards; an empty one is invalid; "open" ends the episode with success.
 
     Items of even number are the train split. `fail_items` fail at every reset; `reward` scales what is earned; `step_s`
-    is how long a step takes. `threads` have made the steps of all mazes.
+    is how long a step takes; after `fall_after` steps the episode ends anyhow. `threads` have made the steps of all
+    mazes.
     """
 
     threads: ClassVar[set[int]] = set()
@@ -44,9 +45,15 @@ class Maze(TextEnv):
     default_system_prompt = "Find the way."
 
     def __init__(
-        self, *, fail_items: Sequence[int] = (), reward: float = 1.0, step_s: float = 0.0, **kwargs: Any
+        self,
+        *,
+        fail_items: Sequence[int] = (),
+        reward: float = 1.0,
+        step_s: float = 0.0,
+        fall_after: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        self.fail_items, self.reward, self.step_s = fail_items, reward, step_s
+        self.fail_items, self.reward, self.step_s, self.fall_after = fail_items, reward, step_s, fall_after
         super().__init__(**kwargs)
 
     def _split_indices(self, split: str) -> list[int]:
@@ -68,7 +75,8 @@ class Maze(TextEnv):
         time.sleep(self.step_s)
         self.is_success = action.startswith("open")
         reply = "The end." if self.is_success else f"You are at {self._steps}."
-        return StepResult(reply, self.reward * len(action) / 20, self.is_success, is_invalid=not action.strip())
+        is_over = self.is_success or self._steps == self.fall_after
+        return StepResult(reply, self.reward * len(action) / 20, is_over, is_invalid=not action.strip())
 
     def expert_action(self) -> str:
         return "open the door"
