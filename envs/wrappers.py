@@ -47,7 +47,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     policy shall still read, as an `AgentEnv` does, has the history rewritten where that leaves one out: then the
     observation is a whole new prompt, of the first observation and those turns' actions and replies, all as they were
     sampled and rendered. `info["num_repeated_tokens"]` are the tokens at its beginning that came before. `messages`
-    remain the whole conversation.
+    remain the whole conversation; from then on `info["context_messages"]` are those that the policy reads.
 
     `env.unwrapped` is the text environment.
 
@@ -134,6 +134,11 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             info["num_repeated_tokens"] = -len(observation)
             observation = np.concatenate([self._opening, *(ids for turn in kept for ids in self._turns[turn])])
             info["num_repeated_tokens"] += len(observation)
+        if len(self._in_context) < len(self._turns):
+            messages = info["messages"]
+            num_opening = len(messages) - 2 * len(self._turns)
+            of_turns = (messages[num_opening + 2 * turn :][:2] for turn in self._in_context)
+            info["context_messages"] = [*messages[:num_opening], *(message for pair in of_turns for message in pair)]
         return observation, reward, terminated, truncated, info
 
 

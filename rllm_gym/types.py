@@ -18,7 +18,7 @@ AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
 # Keys of an environment's info that an episode keeps elsewhere: copies of the whole conversation in every record would
 # grow quadratically.
-NOT_STORED = ("messages", "turn", "num_repeated_tokens")
+NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens")
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ class RolloutLoop:
                 stop_ids=env.stop_ids(agent_id),
                 params=play.params[stream.module_id],
                 seed=seed_of(*play.episode.group.key, play.episode.member, agent_index, len(stream.turns)),
-                messages=stream.messages,
+                messages=play.prompts.get(agent_id, ()),
             )
             self._requests[request.request_id] = Request(play, stream, engine.policy_version)
             engine.submit(request)

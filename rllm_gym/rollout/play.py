@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rllm_gym.rollout.env_pool import EnvAdapter, EnvSlot, EnvStep
-from rllm_gym.types import NOT_STORED, Episode, SamplingParams, Stream, TaskGroup, TokenIds
+from rllm_gym.types import NOT_STORED, Episode, Message, SamplingParams, Stream, TaskGroup, TokenIds
 
 
 @dataclass
@@ -23,9 +23,10 @@ class Play:
     """One attempt at an episode, while it is played.
 
     `contexts` are the tokens each agent has been asked with and has answered, `observations` those it has not answered
-    yet, `actions` what has been sampled for the coming environment step. Where an agent's history was rewritten, its
-    context begins anew: `samples` counts them, and `num_repeated` are the tokens at the beginning of the observation
-    that only repeat what was said before. `asked_s` is when the environment or the engine was asked last.
+    yet, `prompts` both as text, `actions` what has been sampled for the coming environment step. Where an agent's
+    history was rewritten, its context begins anew: `samples` counts them, and `num_repeated` are the tokens at the
+    beginning of the observation that only repeat what was said before. `asked_s` is when the environment or the engine
+    was asked last.
     """
 
     progress: Progress
@@ -40,6 +41,7 @@ class Play:
     observations: dict[str, TokenIds] = field(default_factory=dict)
     actions: dict[str, TokenIds] = field(default_factory=dict)
     early_rewards: dict[str, float] = field(default_factory=dict)
+    prompts: dict[str, list[Message]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     num_repeated: dict[str, int] = field(default_factory=dict)
 
@@ -62,6 +64,7 @@ class Play:
         for agent_id, info in step.infos.items():
             if agent_id in streams and "messages" in info:
                 streams[agent_id].messages = info["messages"]
+                self.prompts[agent_id] = info.get("context_messages", info["messages"])
             if ("is_invalid_action" in info or "turn" in info) and agent_id in streams and streams[agent_id].turns:
                 streams[agent_id].turns[-1].take_info(info)
             self.num_repeated[agent_id] = info.get("num_repeated_tokens", 0)

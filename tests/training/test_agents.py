@@ -41,6 +41,8 @@ def test_every_request_of_the_engine_is_the_beginning_of_one_sample_and_its_repl
 ):
     with run(tiny_model, **of_env(AGENTS[name]), **OPTIONS) as found:
         asked = [list(request.prompt_ids) for request in found.engine.requests]
+        chat = ChatTokenizer(tiny_model)  # an engine that speaks text is asked the same
+        assert asked == [chat.encode_chat(r.messages, add_generation_prompt=True) for r in found.engine.requests]
         replayed, num_rewritten = [], 0
         for parts in parts_of(found.samples).values():
             num_rewritten += len(parts) - 1
