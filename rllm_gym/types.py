@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -193,11 +194,24 @@ class Episode:
     end_reason: str = ""
     error: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
-    timings: dict[str, float] = field(default_factory=dict)
+    timings: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     num_env_steps: int = 0
     num_retries: int = 0
     num_env_timeouts: int = 0
     num_role_markers: int = 0
+
+    def take_info(self, agent_id: str, info: Mapping[str, Any], *, is_only_agent: bool) -> None:
+        """Take over what the environment's info says after a reset or a step."""
+        self.item_id = info.get("item_id", self.item_id)
+        stored = {key: value for key, value in info.items() if key not in NOT_STORED}
+        if is_only_agent:
+            self.info = stored
+        else:
+            self.info[agent_id] = stored
+        if stream := self.streams.get(agent_id):
+            stream.messages = info.get("messages", stream.messages)
+            if stream.turns:
+                stream.turns[-1].take_info(info)
 
     @property
     def is_truncated(self) -> bool:

@@ -134,7 +134,7 @@ def train(
     memory = MemoryMeter()
     services = make_services(experiment.loggers, experiment.name)
     say(f"{experiment.name}: starting Ray" if address is None else f"{experiment.name}: joining Ray at {address}")
-    with ray_session(address, bundles_per_trial(checked), verbose=verbose):
+    with ray_session(address, bundles_per_trial(checked), verbose=verbose, on_sampling=reporter.on_sampling):
         source = checked.config["env"] or checked.config.get("data")
         reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {storage}/{experiment.name}")
         if resumed:

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rllm_gym.errors import ConfigError
@@ -53,9 +53,16 @@ def prepare_driver(address: str | None) -> None:
 
 @contextlib.contextmanager
 def ray_session(
-    address: str | None, bundles_per_trial: Sequence[list[dict[str, float]]], *, verbose: bool
+    address: str | None,
+    bundles_per_trial: Sequence[list[dict[str, float]]],
+    *,
+    verbose: bool,
+    on_sampling: Callable[[int, int], None] | None = None,
 ) -> Iterator[None]:
     """Have Ray running, with room for every trial's bundles, and shut it down at the end.
+
+    Args:
+        on_sampling: called now and then with how many of the episodes being sampled have ended, and of how many.
 
     Raises:
         ConfigError: the cluster cannot be reached, or a trial could wait for ever.
@@ -90,7 +97,7 @@ def ray_session(
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for bundles in bundles_per_trial:
             check_capacity(bundles, nodes, where=f"the cluster at {address}" if address else "this machine")
-        with shown_notices():
+        with shown_notices(on_sampling):
             yield
     finally:
         ray.shutdown()
@@ -146,9 +153,9 @@ def check_this_machine(bundles_per_trial: Sequence[list[dict[str, float]]]) -> N
 
 
 @contextlib.contextmanager
-def shown_notices(interval_s: float = 2.0) -> Iterator[None]:
+def shown_notices(on_sampling: Callable[[int, int], None] | None = None, interval_s: float = 2.0) -> Iterator[None]:
     """Print the lines that runners have for the user, while a run goes."""
-    from rllm_gym.rollout.notices import take_notices
+    from rllm_gym.rollout.notices import progress_of_all, take_notices
 
     is_over = threading.Event()
 
@@ -156,6 +163,8 @@ def shown_notices(interval_s: float = 2.0) -> Iterator[None]:
         while not is_over.wait(interval_s):
             for line in take_notices():
                 print(line, file=sys.stderr, flush=True)
+            if on_sampling:
+                on_sampling(*progress_of_all())
 
     thread = threading.Thread(target=show, name="notices", daemon=True)
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, Self
@@ -187,7 +188,7 @@ def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
         end_reason=first.end_reason,
         error=first.error,
         info=infos[AGENT] if set(infos) == {AGENT} else infos,
-        timings=dict(first.timings),
+        timings=defaultdict(float, first.timings),
         num_env_steps=max((turn.env_step + 1 for record in records for turn in record.turns), default=0),
     )
 

@@ -30,7 +30,7 @@ from rllm_gym.rollout.callbacks import EpisodeCallbacks, has_episode_callbacks
 from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
-from rllm_gym.rollout.notices import NoticeHandler
+from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
@@ -96,6 +96,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             episode_timeout_s=config.episode_timeout_s,
             max_retries=config.max_episode_retries,
         )
+        self._progress = ProgressReports(self.loop)
 
     # --- building ---
 
@@ -301,6 +302,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def stop(self) -> None:
         if self.loop is not None:
             waiting.logger.removeHandler(self._notices)
+            self._progress.stop()
             self.loop.close()
         for engine in self.engines.values():
             engine.close()

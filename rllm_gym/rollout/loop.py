@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool
+from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
 from rllm_gym.rollout.play import Play, Progress, Request
 from rllm_gym.rollout.waiting import WaitingReports
 from rllm_gym.types import (
@@ -27,6 +27,7 @@ from rllm_gym.types import (
     Episode,
     EpisodeGroup,
     SamplingParams,
+    Stream,
     TaskGroup,
     Turn,
 )
@@ -227,13 +228,13 @@ class RolloutLoop:
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
         play: Play = job.owner
-        _add_time(play, "env_s", job.seconds)
+        play.episode.timings["env_s"] += job.seconds
         if job.error is not None:
             play.episode.num_env_timeouts += job.is_timed_out
             self._fail(play, job.error)
             return
         assert job.result is not None and job.slot.env is not None
-        play.record(job.slot.env, job.result, self._module_for)
+        self._record(play, job.slot.env, job.result)
         if self._on_start and job.call == "reset":
             self._on_start(play.episode, play.observations)
         end_reason = job.result.end_reason
@@ -244,14 +245,33 @@ class RolloutLoop:
         else:
             self._ask(play, job.slot.env, job.result.to_act)
 
-    def _module_for(self, agent_id: str, episode: Episode) -> str:
-        module_id = self._module_of(agent_id, episode)
-        if module_id not in self._engines:
-            raise ConfigError(
-                f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
-                f"got {module_id!r} for agent {agent_id!r}."
-            )
-        return module_id
+    def _record(self, play: Play, env: EnvAdapter, step: EnvStep) -> None:
+        episode, streams = play.episode, play.episode.streams
+        episode.env_id = env.env_id
+        episode.num_env_steps += 1 if play.actions else 0  # a reset has none
+        play.actions.clear()
+        for agent_id, ids in step.observations.items():
+            if agent_id not in streams:
+                module_id = self._module_of(agent_id, episode)
+                if module_id not in self._engines:
+                    raise ConfigError(
+                        f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
+                        f"got {module_id!r} for agent {agent_id!r}."
+                    )
+                streams[agent_id] = Stream(agent_id, module_id)
+            play.observations[agent_id] = ids
+        for agent_id, reward in step.rewards.items():
+            if (stream := streams.get(agent_id)) and stream.turns:
+                stream.turns[-1].reward += reward
+            else:  # it waits for the agent's first turn
+                play.early_rewards[agent_id] = play.early_rewards.get(agent_id, 0.0) + reward
+        for agent_id, info in step.infos.items():
+            episode.take_info(agent_id, info, is_only_agent=not env.is_multi_agent)
+            play.prompts[agent_id] = info.get("context_messages", info.get("messages", []))
+            play.num_repeated[agent_id] = info.get("num_repeated_tokens", 0)
+            if play.num_repeated[agent_id]:
+                play.contexts[agent_id] = []
+                play.samples[agent_id] = play.samples.get(agent_id, 0) + 1
 
     def _ask(self, play: Play, env: EnvAdapter, to_act: tuple[str, ...]) -> None:
         """Submit one request per agent that has to act, unless one of them has no room for a whole turn."""
@@ -312,7 +332,7 @@ class RolloutLoop:
         play.contexts[agent_id].extend(completion.token_ids.tolist())
         play.actions[agent_id] = completion.token_ids
         if len(play.actions) == len(play.to_act):
-            _add_time(play, "engine_s", self._now() - play.asked_s)
+            play.episode.timings["engine_s"] += self._now() - play.asked_s
             actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
             play.asked_s = self._now()
             self._pool.submit(play.slot, play, "step", actions)
@@ -349,7 +369,7 @@ class RolloutLoop:
         self._plays.remove(play)
         self._last_end_s = self._now()
         play.episode.end_reason = end_reason
-        _add_time(play, "total_s", self._last_end_s - play.begun_s)
+        play.episode.timings["total_s"] += self._last_end_s - play.begun_s
 
     def _hand_over(self, progress: Progress) -> None:
         if len(progress.episodes) + len(progress.failed) == progress.group.size:
@@ -373,7 +393,3 @@ class RolloutLoop:
                 got = f"{now_s - play.begun_s:.1f} s, now waiting for its {'engine' if is_in_engine else 'environment'}"
                 rule = f"an episode must end within episode_timeout_s = {self._timeout_s}"
                 self._fail(play, f"RolloutLoop: {rule}; got {got}, after {play.episode.num_env_steps} steps.")
-
-
-def _add_time(play: Play, name: str, seconds: float) -> None:
-    play.episode.timings[name] = play.episode.timings.get(name, 0.0) + seconds

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rllm_gym.rollout.env_pool import EnvAdapter, EnvSlot, EnvStep
-from rllm_gym.types import NOT_STORED, Episode, Message, SamplingParams, Stream, TaskGroup, TokenIds
+from rllm_gym.rollout.env_pool import EnvSlot
+from rllm_gym.types import Episode, Message, SamplingParams, Stream, TaskGroup, TokenIds
 
 
 @dataclass
@@ -44,39 +43,6 @@ class Play:
     prompts: dict[str, list[Message]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     num_repeated: dict[str, int] = field(default_factory=dict)
-
-    def record(self, env: EnvAdapter, step: EnvStep, module_of: Callable[[str, Episode], str]) -> None:
-        """Take over what an environment said after a reset or a step."""
-        episode, streams = self.episode, self.episode.streams
-        episode.env_id = env.env_id
-        episode.num_env_steps += 1 if self.actions else 0  # a reset has none
-        self.actions.clear()
-        for agent_id, ids in step.observations.items():
-            if agent_id not in streams:
-                streams[agent_id] = Stream(agent_id, module_of(agent_id, episode))
-            self.observations[agent_id] = ids
-        for agent_id, reward in step.rewards.items():
-            stream = streams.get(agent_id)
-            if stream is not None and stream.turns:
-                stream.turns[-1].reward += reward
-            else:  # it waits for the agent's first turn
-                self.early_rewards[agent_id] = self.early_rewards.get(agent_id, 0.0) + reward
-        for agent_id, info in step.infos.items():
-            if agent_id in streams and "messages" in info:
-                streams[agent_id].messages = info["messages"]
-                self.prompts[agent_id] = info.get("context_messages", info["messages"])
-            if ("is_invalid_action" in info or "turn" in info) and agent_id in streams and streams[agent_id].turns:
-                streams[agent_id].turns[-1].take_info(info)
-            self.num_repeated[agent_id] = info.get("num_repeated_tokens", 0)
-            if self.num_repeated[agent_id]:
-                self.contexts[agent_id] = []
-                self.samples[agent_id] = self.samples.get(agent_id, 0) + 1
-            episode.item_id = info.get("item_id", episode.item_id)
-            slim = {key: value for key, value in info.items() if key not in NOT_STORED}
-            if env.is_multi_agent:
-                episode.info[agent_id] = slim
-            else:
-                episode.info = slim
 
 
 @dataclass(frozen=True)

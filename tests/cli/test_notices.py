@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,30 @@ def say_twice(name):
     logger.addHandler(NoticeHandler("EnvRunner 3"))
     logger.warning("no episode has ended for %d s", 60)
     logger.warning("no episode has ended for %d s", 120)
+
+
+def sample(seconds):
+    from rllm_gym.rollout.notices import ProgressReports
+
+    loop = SimpleNamespace(num_unfinished_episodes=8)
+    reports = ProgressReports(loop, tick_s=0.01)
+    for number in (5, 0):
+        time.sleep(seconds)
+        loop.num_unfinished_episodes = number
+    time.sleep(seconds)
+    reports.stop()
+
+
+@pytest.mark.slow
+def test_how_far_all_samplers_are_reaches_the_driver(ray_cluster):
+    import ray
+
+    seen = []
+    with shown_notices(lambda *progress: seen.append(progress), interval_s=0.01):
+        ray.get([ray.remote(sample).remote(1.0) for _ in range(2)])
+        time.sleep(0.5)
+    assert (3, 8) in seen or (6, 16) in seen
+    assert seen[-1] == (0, 0)
 
 
 @pytest.mark.slow

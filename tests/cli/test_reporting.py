@@ -166,6 +166,17 @@ def stored_episode(folder: Path, train_step: int, item_id: str, **fields: Any) -
         shard.write(record.model_dump_json() + "\n")
 
 
+def test_a_long_sampling_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("rllm_gym.cli.progress.time.monotonic", lambda: now_s)
+    out = io.StringIO()
+    reporter = ProgressReporter(Console(file=out, width=200), last_step=4, num_trials=1)
+    for seconds, num_done in ((0, 1), (10, 5), (16, 9), (20, 11), (32, 20), (33, 0), (50, 2), (60, 3)):
+        now_s = 100.0 + seconds
+        reporter.on_sampling(num_done, 24 if num_done else 0)
+    assert out.getvalue().splitlines() == ["sampling: 9 of 24 episodes", "sampling: 20 of 24 episodes"]
+
+
 def test_every_few_steps_an_episode_of_training_is_shown_in_short(tmp_path: Path) -> None:
     trial = SimpleNamespace(trial_id="t", path=str(tmp_path))
     out = io.StringIO()
