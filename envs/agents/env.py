@@ -81,6 +81,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._said: list[Said] = []
         self._asked: deque[str] = deque()
         self._has_failed = False  # the attempt; the reflection that is asked for is on it
+        self._attempt = 0  # before a reset
         self._info: dict[str, Any] = {}
 
     @property
@@ -110,7 +111,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, dict(self._info)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        if not self._info:
+        if not self._attempt:
             raise gymnasium.error.ResetNeeded("AgentEnv: step comes after reset; got a step before any. Call reset().")
         attempt, number = self._attempt, len(self._said)
         kind = self._asked.popleft() if self._asked else "action"

@@ -14,16 +14,20 @@ AGENT = {"plan": True, "context": {"last_n_turns": 1}}
 
 def agent_config(model, agent, **options):
     env_config = {"num_turns": 4, "agent": agent}
-    return toy_config(model, env_config=env_config, max_model_len=1024, max_episode_steps=12, **options)
+    return toy_config(model, env_config=env_config, max_model_len=512, max_episode_steps=12, **options)
 
 
 @pytest.mark.promise
 @pytest.mark.parametrize(
-    "agent",
-    [AGENT, {"context": {"summarize_observations": 2}, "reflect": {"every": 2}}, {"attempts": 3, "format": "react"}],
-    ids=["last_n_turns", "summarize_observations", "attempts"],
+    ("method", "agent"),
+    [
+        ("GRPO", AGENT),
+        ("PPO", AGENT),
+        ("GRPO", {"context": {"summarize_observations": 2}, "reflect": {"every": 2}}),
+        ("GRPO", {"attempts": 3, "format": "react"}),
+    ],
+    ids=["last_n_turns", "of_ppo", "summarize_observations", "attempts"],
 )
-@pytest.mark.parametrize("method", ["GRPO", "PPO"])
 def test_sampler_and_trainer_agree_in_every_context(tiny_model, build, agent, method):
     algo = build(agent_config(tiny_model, agent, method=method, groups_per_step=2, group_size=8))
     for _ in range(2):

@@ -6,10 +6,17 @@ import gymnasium
 import pytest
 from ray.tune.registry import _unregister_all, register_env
 
+from rllm_gym import register_text_env
 from rllm_gym.algorithms import GRPOConfig, SFTConfig
 from rllm_gym.envs import UnicodeText
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.environments import EnvironmentSpec, check_evaluation, item_ids_of
+from rllm_gym.rollout.environments import (
+    EnvironmentSpec,
+    check_evaluation,
+    environments_of,
+    item_ids_of,
+    make_text_env,
+)
 from tests.envs.toy_environments import SayTheWord
 
 TEXTCRAFT = "rllm_gym/TextCraft-v0"
@@ -153,3 +160,47 @@ def test_an_environment_without_item_ids_is_evaluated_on_what_it_trains_on_alone
 def test_an_environment_that_ignores_the_split_is_noticed():
     assert "got 'say_the_word_0', the first of 4 tasks, in the split 'eval'" in refusal(run("deaf"))
     assert "got 'say_the_word_0'" in refusal(run("deaf", {"splits": {"train": [0], "eval": [1]}}))
+
+
+class Parrot(gymnasium.Env):
+    """No `TextEnv`: it has nothing but two spaces."""
+
+    observation_space = action_space = UnicodeText(1000)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "Speak.", {}
+
+    def step(self, action):
+        return f"You said {action}.", 0.0, False, False, {}
+
+
+def test_an_agent_is_made_of_every_kind_of_environment_and_each_of_a_list_has_its_own():
+    register_env("parrot", lambda config: Parrot(**config))
+    register_text_env("test/Shy-v0", Parrot, agent={"format": "code"})
+    agent = {"format": "function_call"}
+    said = {"function_call": '{"name": "act", "arguments": {"action": "hi"}}', "code": "act('hi')", "native": "hi"}
+    try:
+        for env in (lambda config: Parrot(), "parrot", "test/Shy-v0"):
+            made = make_text_env(EnvironmentSpec("x", env, {"agent": agent}))
+            made.reset(seed=0)
+            assert made.step(said["function_call"])[0] == "You said hi."
+            assert made.get_wrapper_attr("system_prompt").startswith("Each turn, write one JSON object")
+        shy = make_text_env(EnvironmentSpec("x", "test/Shy-v0", {}))  # what it was registered with
+        shy.reset(seed=0)
+        assert shy.step(said["code"])[0] == "You said hi."
+    finally:
+        del gymnasium.registry["test/Shy-v0"]
+    entries = [{"id": TEXTCRAFT, "name": "plain", "env_config": {"agent": None}}, {"id": TEXTCRAFT, "name": "mine"}]
+    plain, mine = map(make_text_env, environments_of(entries, {"agent": {"plan": True}}))
+    assert "write a plan" not in plain.reset(seed=0)[0]
+    assert "write a plan" in mine.reset(seed=0)[0]
+    assert [spec.rewrites_history for spec in environments_of("x", {})] == [False]
+    assert environments_of("x", {"agent": {"context": {"last_n_turns": 2}}})[0].rewrites_history
+
+
+def test_an_agent_is_for_environments_of_one():
+    from tests.envs.toy_multi_agent import PassTheWord
+
+    with pytest.raises(ConfigError, match="agent is for an environment of one agent; got one of several"):
+        make_text_env(EnvironmentSpec("pass", lambda config: PassTheWord(**config), {"agent": {"plan": True}}))
