@@ -1,0 +1,75 @@
+// Text that models and environments wrote. It is hostile: it only ever becomes text nodes, and what cannot be seen in
+// it is spelt out.
+"use strict";
+
+// Control characters but tab and newline, characters that change the direction or have no width, halves of pairs.
+const UNSEEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\u{e0000}-\u{e007f}]/gu;
+
+function visibleParts(text) {
+  const parts = [];
+  let end = 0;
+  for (const match of text.matchAll(UNSEEN)) {
+    if (match.index > end) parts.push(text.slice(end, match.index));
+    const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    parts.push(html`<span class="unseen" title=${`U+${code}`}>${code}</span>`);
+    end = match.index + match[0].length;
+  }
+  parts.push(text.slice(end));
+  return parts;
+}
+
+// Text with every character shown, and perhaps the places marked where `mark` stands.
+function Shown({ text, mark = "" }) {
+  const said = String(text ?? "");
+  if (!mark) return visibleParts(said);
+  const parts = [];
+  const folded = said.toLowerCase();
+  const wanted = mark.toLowerCase();
+  let end = 0;
+  for (let at = folded.indexOf(wanted); at >= 0 && folded.length === said.length; at = folded.indexOf(wanted, end)) {
+    parts.push(...visibleParts(said.slice(end, at)));
+    end = at + wanted.length;
+    parts.push(html`<mark>${visibleParts(said.slice(at, end))}</mark>`);
+  }
+  parts.push(...visibleParts(said.slice(end)));
+  return parts;
+}
+
+// Return what an agent thought and what it did, in whichever form it wrote.
+function splitTurn(text) {
+  const tagged = /^\s*<think>([\s\S]*?)(?:<\/think>|$)([\s\S]*)$/.exec(text);
+  if (tagged) {
+    const rest = splitTurn(tagged[2]);
+    return { thought: [tagged[1].trim(), rest.thought].filter(Boolean).join("\n\n"), action: rest.action };
+  }
+  const call = /<tool_call>\s*([\s\S]*?)\s*(?:<\/tool_call>|$)/.exec(text);
+  if (call) return { thought: text.slice(0, call.index).trim(), action: call[1] };
+  const fenced = /```(?:\w+)?\n([\s\S]*?)(?:```|$)/.exec(text);
+  const at = text.lastIndexOf("Action:");
+  if (at < 0 && fenced) return { thought: text.slice(0, fenced.index).trim(), action: fenced[1].trim() };
+  if (at < 0) {
+    const isCall = /^\s*\{/.test(text) || !/^\s*Thought:/.test(text);
+    return isCall ? { thought: "", action: text.trim() } : { thought: stripThought(text), action: "" };
+  }
+  return { thought: stripThought(text.slice(0, at)), action: text.slice(at + 7).trim() };
+}
+
+const stripThought = (text) => text.trim().replace(/^Thought:\s*/, "");
+
+// Return a conversation as {opening: messages, turns: [{text, thought, action, replies: messages}]}.
+function turnsOf(record) {
+  const opening = [];
+  const turns = [];
+  for (const message of record.messages) {
+    if (message.role === "assistant") {
+      const text = String(message.content ?? "");
+      turns.push({ text, ...splitTurn(text), replies: [] });
+    } else if (turns.length) {
+      turns[turns.length - 1].replies.push(message);
+    } else {
+      opening.push(message);
+    }
+  }
+  return { opening, turns };
+}
