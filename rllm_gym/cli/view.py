@@ -21,7 +21,7 @@ def view(
     context: typer.Context,
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs, evaluations, or trajectory files. [none: hub]"),
+        typer.Argument(metavar="RUN", help="Runs, evaluations, trajectory files; none: the hub."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 is any free one.")] = 8420,
     model: Annotated[

@@ -55,12 +55,12 @@ function App() {
     <main>
       <${Problem} text=${problem} />
       ${damaged.length ? html`<details class="note"><summary>${damaged.length} damaged records are left out</summary>${damaged.map((text) => html`<p><${Shown} text=${text} /></p>`)}</details>` : ""}
-      ${view === "episode" ? html`<${EpisodePage} id=${rest[0]} turn=${rest[1]} tab=${rest[2]} />`
+      <${Guard} key=${path.join("/")} what="This view">${view === "episode" ? html`<${EpisodePage} id=${rest[0]} turn=${rest[1]} tab=${rest[2]} />`
         : view === "compare" ? html`<${Compare} query=${query} />`
         : view === "curves" ? html`<${Curves} query=${query} />`
         : view === "hub" ? html`<${HubPage} env=${rest[0]} />`
         : isHubOnly ? html`<p class="empty">No run is shown: <a href="#/hub">play an environment</a>, or give <code>rllm-gym view</code> a run.</p>`
-        : html`<${List} query=${query} />`}
+        : html`<${List} query=${query} />`}<//>
     </main>`;
 }
 

@@ -54,6 +54,7 @@ function useKeys(handlers) {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.target.closest?.("input, select, textarea")) return;
+      if (event.key === "Enter" && event.target.closest?.("a, button, summary")) return;
       const handler = latest.current[event.key];
       if (handler) {
         event.preventDefault();
@@ -89,6 +90,26 @@ function useAnswer(ask, key) {
     return () => (isCurrent = false);
   }, [key]);
   return answer.key === key ? answer : { isWaiting: true, value: answer.value };
+}
+
+// Draws what is inside it, or says that it cannot.
+class Guard extends preact.Component {
+  constructor() {
+    super();
+    this.state = { error: null };
+  }
+
+  static getDerivedStateFromError(error) {
+    return { error };
+  }
+
+  componentDidCatch(error) {
+    console.error(error);
+  }
+
+  render({ what, children }, { error }) {
+    return error ? html`<p class="problem">${what} cannot be drawn: ${String(error)}</p>` : children;
+  }
 }
 
 function Problem({ text }) {

@@ -65,6 +65,9 @@ function Compare({ query }) {
     });
     return shared.sort((x, y) => y.difference - x.difference || x.task.localeCompare(y.task, "en", { numeric: true }));
   }, [version, a, b]);
+  const [turn, setTurn] = useState(0);
+  useEffect(() => setTurn(0), [query.task]);
+  useKeys({ ArrowRight: () => setTurn(turn + 1), ArrowLeft: () => setTurn(Math.max(0, turn - 1)) });
   const chosen = tasks.find(({ task }) => task === query.task);
   const total = (key) => decimal(100 * (mean(tasks.map((task) => task[key]).filter(isNumber)) ?? NaN), 1);
   const select = (side, value) => html`<label>${side.toUpperCase()}
@@ -85,19 +88,18 @@ function Compare({ query }) {
           </button>`)}
       </div>
       ${chosen ? html`<div class="two">
-        <${Side} key=${`a${chosen.task}`} name="A" rows=${chosen.rowsA} number=${+query.ka || 0} choose=${(k) => set({ ka: String(k) })} />
-        <${Side} key=${`b${chosen.task}`} name="B" rows=${chosen.rowsB} number=${+query.kb || 0} choose=${(k) => set({ kb: String(k) })} />
+        <${Side} key=${`a${chosen.task}`} name="A" rows=${chosen.rowsA} number=${+query.ka || 0} choose=${(k) => set({ ka: String(k) })} turn=${turn} setTurn=${setTurn} />
+        <${Side} key=${`b${chosen.task}`} name="B" rows=${chosen.rowsB} number=${+query.kb || 0} choose=${(k) => set({ kb: String(k) })} turn=${turn} setTurn=${setTurn} />
       </div>` : html`<p class="hint">Choose a task to see both play it.</p>`}
     </section>`;
 }
 
 const Rate = ({ value }) => html`<span class="rate" title=${value === null ? "no verdict" : `${Math.round(100 * value)} %`}><span style=${{ width: `${100 * (value ?? 0)}%` }}></span></span>`;
 
-function Side({ name, rows, number, choose }) {
+// Both sides are at the same turn, as long as they have one.
+function Side({ name, rows, number, choose, turn, setTurn }) {
   const row = rows[Math.min(number, rows.length - 1)];
   const { value, error } = useAnswer(() => store.episode(row.id), row.id);
-  const [turn, setTurn] = useState(0);
-  useEffect(() => setTurn(0), [row.id]);
   return html`
     <div class="side">
       <h2>${name} <a href=${addressOf(["episode", row.id])}><span class=${`dot ${row.outcome}`}></span> <${Shown} text=${row.item || `seed ${row.seed}`} /></a> <small>return ${decimal(row.total)}, ${row.end.replace("_", " ")}</small></h2>

@@ -70,7 +70,11 @@ function Replay({ record, turn, setTurn, mark }) {
   const { opening, turns } = useMemo(() => turnsOf(record), [record, record.messages.length]);
   const states = useMemo(() => sceneStates(record, opening, turns), [record, record.messages.length]);
   const current = useRef(null);
+  const isOpened = useRef(false);
   useEffect(() => {
+    // An episode opens at its head; a link to a turn opens there.
+    if (!isOpened.current && turn === 0) return void (isOpened.current = true);
+    isOpened.current = true;
     current.current?.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   }, [turn, record]);
   return html`

@@ -131,6 +131,7 @@ function Table({ rows, sort, setSort }) {
   const move = (to) => {
     const next = Math.max(0, Math.min(rows.length - 1, to));
     setChosen(next);
+    body.current.focus({ preventScroll: true }); // Enter now means the chosen row
     const { scrollTop, clientHeight } = body.current;
     if (next * ROW_HEIGHT < scrollTop) body.current.scrollTop = next * ROW_HEIGHT;
     if ((next + 1) * ROW_HEIGHT > scrollTop + clientHeight) body.current.scrollTop = (next + 1) * ROW_HEIGHT - clientHeight;
@@ -153,7 +154,7 @@ function Table({ rows, sort, setSort }) {
   return html`
     <div class="table" role="table" aria-rowcount=${rows.length}>
       <div class="head row" role="row">${COLUMNS.map(header)}</div>
-      <div class="body" ref=${body} onScroll=${() => setView({ top: body.current.scrollTop, height: body.current.clientHeight })}>
+      <div class="body" tabIndex="-1" ref=${body} onScroll=${() => setView({ top: body.current.scrollTop, height: body.current.clientHeight })}>
         <div style=${{ height: `${rows.length * ROW_HEIGHT}px`, position: "relative" }}>
           ${rows.slice(first, last).map((row, k) => html`
             <a key=${row.id} role="row" class=${`row ${first + k === at ? "chosen" : ""}`} href=${addressOf(["episode", row.id])}

@@ -31,14 +31,15 @@ function sampledTokens(record, texts) {
 }
 
 function Tokens({ record, texts, problem, turn, setTurn }) {
-  const [measure, setMeasure] = useStored("tokens", "logp");
+  const [kept, setMeasure] = useStored("tokens", "logp");
+  const measure = Object.hasOwn(MEASURES, kept) ? kept : "logp";
   const [pointed, setPointed] = useState(null);
   const turns = useMemo(() => sampledTokens(record, texts), [record]);
   const { of, full, says, without } = MEASURES[measure];
   const values = turns.flat().map(of).filter(isNumber);
   const strength = full(values);
   const read = (ids) => ids.map((id) => texts[id] ?? `[${id}]`).join("");
-  const isExpert = turns.length > 0 && turns.flat().every((token) => token.logp === 0);
+  const isExpert = turns.flat().length > 0 && turns.flat().every((token) => token.logp === 0);
   return html`
     <section class="tokens">
       <div class="bar">
@@ -51,6 +52,7 @@ function Tokens({ record, texts, problem, turn, setTurn }) {
       </div>
       <${Problem} text=${problem} />
       ${without && !values.length ? html`<p class="note" id="not-stored">${without}</p>` : ""}
+      ${turns.length && !turns.flat().length ? html`<p class="note">This record has texts and no tokens: it was imported, or its text was made elsewhere.</p>` : ""}
       ${isExpert ? html`<p class="note">All log-probabilities are 0: these actions were not sampled (an expert's, or a person's).</p>` : ""}
       <${TokenNumbers} tokens=${turns.flat()} />
       <div class="stream" onMouseOver=${(event) => setPointed(pointedToken(event, turns))} onFocusIn=${(event) => setPointed(pointedToken(event, turns))}>

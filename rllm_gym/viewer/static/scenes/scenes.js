@@ -36,6 +36,6 @@ function SceneView({ states: { scene, states }, turn, said, act }) {
     <div class=${`scene-of ${scene.title}`}>
       ${isBegin || act ? "" : html`<div class="segments">${["before", "after"].map((name) => html`
         <button class=${name === when ? "on" : ""} aria-pressed=${name === when} onClick=${() => setWhen(name)}>${name} turn ${turn + 1}</button>`)}</div>`}
-      <${scene.draw} state=${shown} said=${when === "before" ? said : null} act=${act} />
+      <${Guard} key=${`${turn}${when}`} what="The scene"><${scene.draw} state=${shown} said=${when === "before" ? said : null} act=${act} /><//>
     </div>`;
 }

@@ -18,7 +18,7 @@ scenes.push({
     const way = WAYS[/^go (north|south|east|west)/.exec(action)?.[1]];
     if (room && way && room !== state.room) {
       const [x, y] = state.places[state.room];
-      if (!state.places[room]) next.places = { ...state.places, [room]: [x + way[0], y + way[1]] };
+      if (!Object.hasOwn(state.places, room)) next.places = { ...state.places, [room]: [x + way[0], y + way[1]] };
       next.links = [...state.links, [state.room, room]];
     }
     if (room) next.room = room;
