@@ -19,6 +19,7 @@ from rllm_gym.viewer.hub_worker import work
 
 MAX_SESSIONS = 4
 IDLE_S = 900.0
+YIELDING_S = 60.0  # after so long without a call a session makes room for a new one
 CALL_TIMEOUT_S = 180.0  # a browser or a virtual machine may have to start, or a model to load
 CLOSE_TIMEOUT_S = 10.0
 KEYS = ("env", "env_config", "split", "item_id", "seed", "horizon", "policy")
@@ -64,10 +65,11 @@ class Hub:
         settings, task = self._checked(wanted)
         with self._lock:
             self._close_idle()
+            self._make_room()
             if len(self._sessions) >= self._max_sessions:
                 raise ConfigError(
-                    f"hub: at most {self._max_sessions} sessions at a time. End one, or wait: unused ones end after "
-                    f"{self._idle_s / 60:g} minutes."
+                    f"hub: at most {self._max_sessions} sessions at a time. Close one's page, or wait: one that is not "
+                    f"used for {YIELDING_S:g} s makes room."
                 )
             id = secrets.token_urlsafe(12)
             session = self._sessions[id] = Session(settings, self._call_timeout_s)
@@ -112,6 +114,11 @@ class Hub:
         for id, session in list(self._sessions.items()):
             if now_s - session.used_s > self._idle_s and not session.is_busy:
                 self.close(id)
+
+    def _make_room(self) -> None:
+        idle = [(session.used_s, id) for id, session in self._sessions.items() if not session.is_busy]
+        if len(self._sessions) >= self._max_sessions and idle and min(idle)[0] < time.monotonic() - YIELDING_S:
+            self.close(min(idle)[1])
 
     def _checked(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         for key in wanted:

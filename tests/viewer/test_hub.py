@@ -149,3 +149,12 @@ def test_a_session_that_is_busy_says_so_and_is_not_idle(hub):
     with pytest.raises(ConfigError, match="busy"):
         hub.call(id, "act", text="go")
     thread.join()
+
+
+@pytest.mark.slow
+def test_a_session_that_nobody_uses_makes_room(hub):
+    hub = hub(max_sessions=1)
+    id, _ = hub.open(TEXTCRAFT)
+    hub._sessions[id].used_s -= 61
+    other, _ = hub.open(TEXTCRAFT)
+    assert list(hub._sessions) == [other]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -221,8 +222,19 @@ def test_a_textcraft_task_is_played_to_success_in_the_hub(open_page):
         page.locator(".exchange").wait_for()
         assert len(address.hub._sessions) == 1
         page.goto(f"{address}#/")
-        page.wait_for_timeout(500)
-        assert not address.hub._sessions
+        has_ended(address)
+        page.goto(f"{address}#/hub/rllm_gym%2FTextCraft-v0")
+        page.get_by_role("button", name="Begin").click()
+        page.locator("textarea").wait_for()
+        page.reload()  # which leaves it, too
+        has_ended(address)
+
+
+def has_ended(address):
+    until_s = time.monotonic() + 15
+    while address.hub._sessions and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not address.hub._sessions
 
 
 @pytest.mark.promise

@@ -27,7 +27,14 @@ function Hub({ environment, policies, session, setSession }) {
   const live = useRef(session?.id);
   live.current = session?.id;
   // Leaving the page ends the session; the server ends idle ones in any case.
-  useEffect(() => () => live.current && postJson(`api/hub/sessions/${live.current}`, { do: "close" }).catch(() => {}), []);
+  useEffect(() => {
+    const close = () => live.current && postJson(`api/hub/sessions/${live.current}`, { do: "close" }, { keepalive: true }).catch(() => {});
+    window.addEventListener("pagehide", close);
+    return () => {
+      window.removeEventListener("pagehide", close);
+      close();
+    };
+  }, []);
 
   const attempt = async (action) => {
     setBusy(true);

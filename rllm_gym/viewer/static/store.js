@@ -132,8 +132,8 @@ async function getJson(path, options) {
   return answer;
 }
 
-const postJson = (path, body) =>
-  getJson(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+const postJson = (path, body, options = {}) =>
+  getJson(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), ...options });
 
 // Draws a component again whenever the store has changed.
 function useStore() {
