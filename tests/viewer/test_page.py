@@ -260,6 +260,14 @@ def test_an_exported_page_opens_from_its_file_and_has_it_all(runs, open_page, tm
     page.locator(".chart canvas").first.wait_for()
     page.keyboard.press("2")
     page.locator("#num-tasks").wait_for()
+    id = page.evaluate("store.rows[0].id")
+    for view, there in [
+        ("curves", ".chart canvas"),
+        (f"episode/{id}/1/tokens", ".token"),
+        ("?text=give", "#num-shown"),
+    ]:
+        fresh = open_page(f"{file.as_uri()}#/{view}")  # a link to it, before anything has been read
+        fresh.locator(there).first.wait_for()
 
 
 @pytest.mark.promise

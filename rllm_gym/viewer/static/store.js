@@ -19,15 +19,13 @@ const store = {
   _episodes: new Map(),
   _listeners: new Set(),
   _generation: 0,
-  _embedded: null,
+  _embedded: readEmbedded(), // a promise of what this file holds, or of null
 
   async start() {
-    if (!this.isLive) {
-      const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
-      const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-      this._embedded = JSON.parse(await new Response(stream).text());
-      this.numLeftOut = this._embedded.state.numLeftOut;
-      this._take(this._embedded.state);
+    const embedded = await this._embedded;
+    if (embedded) {
+      this.numLeftOut = embedded.state.numLeftOut;
+      this._take(embedded.state);
       return;
     }
     for (;;) {
@@ -47,10 +45,11 @@ const store = {
   },
 
   async episode(id) {
-    if (this._embedded) {
-      const found = this._embedded.episodes[id];
+    const embedded = await this._embedded;
+    if (embedded) {
+      const found = embedded.episodes[id];
       if (!found) throw new Error("This file does not hold that episode.");
-      return { ...found, texts: this._embedded.texts[found.textsOf] };
+      return { ...found, texts: embedded.texts[found.textsOf] };
     }
     if (!this._episodes.has(id)) {
       if (this._episodes.size >= MOST_CACHED) this._episodes.delete(this._episodes.keys().next().value);
@@ -63,17 +62,18 @@ const store = {
 
   // Return the ids of the episodes whose messages contain a text, in any case.
   async search(text) {
-    if (!this._embedded) {
+    const embedded = await this._embedded;
+    if (!embedded) {
       const numbers = await getJson(`api/search?text=${encodeURIComponent(text)}`);
       return new Set(numbers.map((number) => this.rows[number]?.id));
     }
     const wanted = text.toLowerCase();
     const says = ({ record }) => record.messages.some((m) => String(m.content).toLowerCase().includes(wanted));
-    return new Set(Object.values(this._embedded.episodes).filter(says).map((episode) => episode.id));
+    return new Set(Object.values(embedded.episodes).filter(says).map((episode) => episode.id));
   },
 
   async curves() {
-    return this._embedded ? this._embedded.curves : getJson("api/curves");
+    return (await this._embedded)?.curves ?? getJson("api/curves");
   },
 
   // The rows of the same group: one task played several times by one policy.
@@ -124,6 +124,14 @@ const store = {
     for (const listener of this._listeners) listener();
   },
 };
+
+async function readEmbedded() {
+  const data = document.getElementById("data");
+  if (!data) return null;
+  const packed = Uint8Array.from(atob(data.textContent), (char) => char.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
 
 async function getJson(path, options) {
   const response = await fetch(path, options);
