@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rllm_gym.cli.commands import missing_of
+from rllm_gym.cli.commands import missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, refuse_beside
 from rllm_gym.errors import ConfigError
 
@@ -69,6 +69,10 @@ def _serve(index: Index, port: int, models: list[str], envs: list[str]) -> None:
 
     for env in envs:
         normalize_env_id(env)  # says what is wrong with it
+    missing = missing_of(("torch", "transformers"))
+    if missing and models:
+        raise ConfigError(trainer_message("rllm-gym view --model", missing))
+    policies = {} if missing else find_policies(index.paths, models)
     modules = [env.rpartition(":")[0] for env in envs if ":" in env]
-    hub = Hub(find_policies(index.paths, models), modules=modules)
+    hub = Hub(policies, modules=modules)
     serve(index, hub, port=port, on_start=lambda url: typer.echo(f"{url}   (Ctrl-C ends it)"))

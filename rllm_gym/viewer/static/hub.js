@@ -82,8 +82,8 @@ function Hub({ environment, policies, session, setSession }) {
         ${field("seed", "Seed", { type: "number", min: 0 })}
         ${field("horizon", "Horizon", { type: "number", min: 1, placeholder: "none" })}
         ${field("config", "env_config", { placeholder: "{}", size: 16, class: "mono" })}
-        <label>Model<select name="policy" onChange=${(event) => setForm({ ...form, policy: event.target.value })}>
-          <option value="">none</option>${policies.map((name) => html`<option value=${name} selected=${name === form.policy}><${Shown} text=${name} /></option>`)}</select></label>
+        ${policies.length ? html`<label>Model<select name="policy" onChange=${(event) => setForm({ ...form, policy: event.target.value })}>
+          <option value="">none</option>${policies.map((name) => html`<option value=${name} selected=${name === form.policy}><${Shown} text=${name} /></option>`)}</select></label>` : ""}
         <button class="main" disabled=${isBusy}>${session ? "Begin anew" : "Begin"}</button>
         ${session ? html`<button type="button" disabled=${isBusy} onClick=${() => begin({ item: "", seed: String(Number(form.seed || 0) + 1) })}>Another task</button>` : ""}
       </form>

@@ -1,6 +1,7 @@
 // Scenes: pictures of an environment's state, drawn from the texts of a record alone, so that they work in replay.
 //
-// A scene is an object: `matches` (an environment's id), `begin(task)` gives the state in which an episode begins,
+// A scene is an object: `matches` (an environment's id), `begin(task)` gives the state in which an episode
+// begins, or null where the text is of another form,
 // `step(state, said, reply, turn)` the one after a turn, and `draw({state, said, act})` shows it. `act(text)`, in the hub,
 // offers an action; `offers(state)` lists some. A state is never changed, for every turn keeps its own.
 "use strict";
@@ -16,11 +17,12 @@ function sceneStates(record, opening, turns) {
   if (!scene || !task) return null;
   try {
     const states = [scene.begin(task)];
+    if (!states[0]) return null;
     turns.forEach((said, k) => {
       const reply = said.replies.map(({ content }) => String(content)).join("\n");
       states.push(scene.step(states[k], said, reply, record.turns[k]));
     });
-    return states.every(Boolean) ? { scene, states } : null;
+    return { scene, states };
   } catch (error) {
     console.warn(`scene of ${record.env_id}: ${error}`); // a text of another form than this scene knows
     return null;

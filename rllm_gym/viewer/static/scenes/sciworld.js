@@ -2,12 +2,11 @@
 "use strict";
 
 function readRoom(text) {
-  const room = /This (?:room|outside location) is (?:called )?(?:the )?(.+?)\.\s*(?:In it|Here) you see:|This room is called the (.+?)\. In it, you see:/.exec(text);
   const called = /This (?:room|outside location) is called the (.+?)\./.exec(text);
-  if (!room && !called) return null;
-  const [inside, beside = ""] = text.slice((called ?? room).index).split("You also see:");
+  if (!called) return null;
+  const [inside, beside = ""] = text.slice(called.index).split("You also see:");
   const lines = (part) => part.split("\n").slice(1).map((line) => line.trim()).filter(Boolean);
-  return { name: (called ?? room)[1], things: lines(inside), doors: lines(beside) };
+  return { name: called[1], things: lines(inside), doors: lines(beside) };
 }
 
 scenes.push({
@@ -15,8 +14,7 @@ scenes.push({
   matches: /SciWorld/,
   begin(task) {
     const room = readRoom(task);
-    const goal = task.split("\nThis ")[0];
-    return { goal, room: room?.name ?? "", seen: room ? { [room.name]: room } : {}, way: room ? [room.name] : [], carried: [], focus: "", score: 0 };
+    return room && { room: room.name, seen: { [room.name]: room }, way: [room.name], carried: [], focus: "", score: 0 };
   },
 
   step(state, { action }, reply, turn) {
