@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.viewer.rows import Row, row_of, says
 from rllm_gym.viewer.runs import Trial, curves_of, label_of, trial_of
-from rllm_gym.viewer.shards import Shard, ShrunkError, find_shards
+from rllm_gym.viewer.shards import ReplacedError, Shard, find_shards
 from rllm_gym.viewer.token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class Index:
                 for path in self.paths:
                     for shard in find_shards(path):
                         self._read(shard)
-            except (ShrunkError, FileNotFoundError) as error:
-                logger.warning("view: %s; everything is read anew", error)
+            except (ReplacedError, FileNotFoundError) as error:
+                logger.info("view: %s; everything is read anew", error)
                 self.generation += 1
                 self._clear()
                 return
@@ -106,6 +106,8 @@ class Index:
             record = from_json(shard.line_at(offset))
         except (OSError, ValueError) as error:
             raise TrajectoryError(f"view: {shard.path} is no longer what it was ({error}).") from error
+        if record.get("episode_id") != self.rows[number].episode:
+            raise TrajectoryError(f"view: {shard.path} has just been written anew. Try again.")
         trial = self.trials[self.rows[number].trial]
         ids = {i for turn in record["turns"] for key in ("observation_ids", "action_ids") for i in turn[key]}
         texts, problem = self._texts.of(trial, ids | set(record["final_observation_ids"]))
@@ -144,20 +146,18 @@ class Index:
         shard, trial = self._shards[path]
         run = self.labels.index(self._label(self.trials[trial].run_folder))
         folder = self.trials[trial].folder
-        name = f"{self.labels[run]}/{folder.name}/{path.relative_to(folder)}"
         try:
             for number, offset, line in shard.new_lines():
                 if not line.strip():
                     continue
-                id = hashlib.blake2s(f"{name}/{number}".encode(), digest_size=6).hexdigest()
                 try:
-                    row = row_of(line, id=id, run=run, trial=trial)
+                    row = row_of(line, run=run, trial=trial)
                 except ValueError as error:
                     self.damaged.append(f"{path.name}, line {number + 1}: {error}")
                     continue
-                self._add(row, shard, offset)
+                self._add(row._replace(id=self._id_of(row, folder)), shard, offset)
         except TrajectoryError as error:
-            if isinstance(error, ShrunkError):
+            if isinstance(error, ReplacedError):
                 raise
             self.damaged.append(str(error))
 
@@ -168,6 +168,15 @@ class Index:
         self._by_id[row.id] = number
         self.rows.append(row)
         self.json_rows.append(json.dumps(row, separators=(",", ":")).encode())
+
+    def _id_of(self, row: Row, folder: Path) -> str:
+        """Return a name that stays the record's whatever becomes of its file; a link to an episode holds it."""
+        name = f"{self.labels[row.run]}/{folder.name}/{row.episode}/{row.agent}/{row.split}/{row.step}"
+        for again in range(1000):  # an episode that had failed is played again under its name
+            id = hashlib.blake2s(f"{name}/{again}".encode(), digest_size=6).hexdigest()
+            if id not in self._by_id:
+                return id
+        raise TrajectoryError(f"{folder} holds the episode {row.episode} a thousand times")
 
     def _hide_earlier(self, row: Row, number: int) -> None:
         """Of an episode that a resumed trial has played again only that trial's counts."""

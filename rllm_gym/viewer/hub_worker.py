@@ -16,9 +16,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.env_pool import describe
-from rllm_gym.types import AGENT
+from rllm_gym.types import AGENT, NOT_STORED, Logps, TokenIds, Turn
 
 MAX_NEW_TOKENS = 256
 MAX_ACTION_CHARS = 20_000
@@ -64,26 +66,27 @@ class _Session:
         self._engine: Any = None
         self._model_folder = tempfile.TemporaryDirectory(prefix="rllm_gym_view_")
         self._record: dict[str, Any] = {}
-        self._ids: list[int] = []  # the whole stream
+        self._turns: list[Turn] = []
+        self._ids: list[int] = []  # the present context
+        self._observation: list[int] = []  # what the next turn reads
+        self._num_repeated = 0  # tokens of it that only repeat what was said before
         self._is_over = False
 
     def reset(self, seed: int, item_id: str | int | None) -> dict[str, Any]:
         env = self._made()
         observation, info = env.reset(seed=seed, options=None if item_id in (None, "") else {"item_id": item_id})
-        self._ids = observation.tolist()
-        self._is_over = False
+        self._ids, self._observation = observation.tolist(), observation.tolist()
+        self._turns, self._num_repeated, self._is_over = [], 0, False
         self._record = {
             "env_id": env.spec.id,
             "item_id": info.get("item_id", item_id or None),
             "split": self._env_config.get("split"),
             "episode_id": "hub",
             "agent_id": AGENT,
-            "turns": [],
             "max_episode_steps": self._horizon,
             "seed": seed,
             "end_reason": "",
             "error": None,
-            "final_observation_ids": observation.tolist(),
         }
         return self._state(info)
 
@@ -91,16 +94,14 @@ class _Session:
         if len(text) > MAX_ACTION_CHARS:
             raise ConfigError(f"hub: an action has at most {MAX_ACTION_CHARS} characters; got {len(text)}.")
         action = self._playing().encode_action(text)
-        return self._step(action.tolist(), [0.0] * len(action))
+        return self._step(action, np.zeros(len(action), np.float32))
 
     def expert(self) -> dict[str, Any]:
-        expert_action = getattr(self._playing().unwrapped, "expert_action", None)
-        if expert_action is None:
-            raise ConfigError(f"hub: {self._env_id} has no expert.")
         try:
-            return self.act(expert_action())
-        except NotImplementedError as error:
+            action = self._playing().get_wrapper_attr("expert_action")()
+        except (AttributeError, NotImplementedError) as error:
             raise ConfigError(f"hub: {self._env_id} has no expert.") from error
+        return self.act(action)
 
     def model(self, temperature: float) -> dict[str, Any]:
         from rllm_gym.types import CompletionRequest, SamplingParams
@@ -109,12 +110,11 @@ class _Session:
         room = engine.max_context_tokens - len(self._ids)
         if room < 1:
             raise ConfigError(f"hub: the model's context of {engine.max_context_tokens} tokens is full.")
-        number = len(self._record["turns"])
         params = SamplingParams(min(MAX_NEW_TOKENS, room), temperature)
-        engine.submit(CompletionRequest("hub", self._ids, env.get_wrapper_attr("stop_ids"), params, number))
+        engine.submit(CompletionRequest("hub", self._ids, env.get_wrapper_attr("stop_ids"), params, len(self._turns)))
         while not (finished := engine.step()):
             pass
-        return self._step(finished[0].token_ids.tolist(), finished[0].logp.tolist())
+        return self._step(finished[0].token_ids, finished[0].logp)
 
     def picture(self) -> bytes | None:
         """Return a picture of the environment as PNG; None where it draws none."""
@@ -157,40 +157,52 @@ class _Session:
             raise ConfigError("hub: the episode is over. Begin another one.")
         return self._env
 
-    def _step(self, action: list[int], logp: list[float]) -> dict[str, Any]:
-        import numpy as np
-
-        turns = self._record["turns"]
-        turn = {
-            "observation_ids": self._record["final_observation_ids"],
-            "action_ids": action,
-            "logp": logp,
-            "reward": 0.0,
-            "policy_version": 0,
-            "env_step": len(turns),
-            "is_invalid_action": False,
-        }
-        turns.append(turn)
+    def _step(self, action: TokenIds, logp: Logps) -> dict[str, Any]:
+        number = len(self._turns)
+        sample = self._turns[-1].sample + self._is_rewritten if self._turns else 0
+        turn = Turn(np.asarray(self._observation, np.int64), action, logp, 0, env_step=number, sample=sample)
+        self._turns.append(turn)
         try:
-            observation, reward, terminated, truncated, info = self._env.step(np.asarray(action, np.int64))
+            observation, reward, terminated, truncated, info = self._env.step(action)
         except BaseException as error:  # as in training: the episode has failed, whatever it is
-            said = {"role": "assistant", "content": self._env.chat.decode_action(action)}
-            self._record["messages"] = [*self._record["messages"], said]
-            self._record.update(final_observation_ids=[], end_reason="error", error=describe(error), is_success=None)
-            self._is_over = True
-            return self._record
-        turn.update(reward=float(reward), is_invalid_action=bool(info.get("is_invalid_action")))
-        self._record["final_observation_ids"] = observation.tolist()
-        self._ids += [*action, *observation.tolist()]
-        is_at_horizon = self._horizon is not None and len(turns) >= self._horizon
+            said = {"role": "assistant", "content": self._env.chat.decode_action(action.tolist())}
+            messages = [*self._record["messages"], said]
+            self._record.update(messages=messages, end_reason="error", error=describe(error), is_success=None)
+            self._is_over, self._observation, self._num_repeated = True, [], 0
+            return self._with_turns()
+        turn.reward = float(reward)
+        turn.take_info(info)
+        self._observation = observation.tolist()
+        self._num_repeated = info.get("num_repeated_tokens", 0)
+        self._ids = self._observation if self._is_rewritten else [*self._ids, *action.tolist(), *self._observation]
+        is_at_horizon = self._horizon is not None and len(self._turns) >= self._horizon
         end = "terminated" if terminated else "truncated" if truncated else "horizon" if is_at_horizon else ""
         self._record["end_reason"], self._is_over = end, bool(end)
         return self._state(info)
 
+    @property
+    def _is_rewritten(self) -> bool:
+        """Whether the next turn reads a prompt that was put together anew."""
+        return self._num_repeated > 0
+
+    def _with_turns(self) -> dict[str, Any]:
+        """Return the record with its turns, as they are stored."""
+        names = ("policy_version", "env_step", "reward", "is_invalid_action", "sample", "kind", "attempt", "rewards")
+        turns = [
+            {
+                "observation_ids": turn.observation_ids.tolist(),
+                "action_ids": turn.action_ids.tolist(),
+                "logp": turn.logp.tolist(),
+                **{name: getattr(turn, name) for name in names},
+            }
+            for turn in self._turns
+        ]
+        return {**self._record, "turns": turns, "final_observation_ids": self._observation[self._num_repeated :]}
+
     def _state(self, info: Mapping[str, Any]) -> dict[str, Any]:
         from pydantic_core import to_jsonable_python
 
-        known = {"messages", "is_success", "category", "item_id", "is_invalid_action"}
+        known = {*NOT_STORED, "is_success", "category", "item_id", "is_invalid_action"}
         rest = {}
         for key, value in info.items():
             if key not in known:
@@ -200,7 +212,7 @@ class _Session:
         self._record["is_success"] = None if info.get("is_success") is None else bool(info["is_success"])
         self._record["category"] = info.get("category")
         self._record["info"] = rest
-        return self._record
+        return self._with_turns()
 
     def _tokenizer(self) -> str | None:
         if not self._policy:

@@ -12,8 +12,9 @@ from pydantic_core import from_json
 class Row(NamedTuple):
     """One record in the list; the page gets rows as arrays in this order.
 
-    `run` and `trial` are numbers of the index's runs and trials. `version` is the policy version of the last turn, -1
-    without one. `step` is the train step, `group` the task group's key, and `invalid` counts invalid actions.
+    `id` names the record in links. `run` and `trial` are numbers of the index's runs and trials. `version` is the
+    policy version of the last turn, -1 without one. `step` is the train step, `group` the task group's key, and
+    `invalid` counts invalid actions.
     """
 
     id: str
@@ -45,8 +46,8 @@ class Row(NamedTuple):
 _NUMBERS = re.compile(rb'"(?:observation_ids|logp|advantage|trainer_logp|final_observation_ids)":\s*\[[-+0-9.eE,\s]*\]')
 
 
-def row_of(line: bytes, *, id: str, run: int, trial: int) -> Row:
-    """Return a stored line's row.
+def row_of(line: bytes, *, run: int, trial: int) -> Row:
+    """Return a stored line's row, without its id.
 
     Raises:
         ValueError: the line is no record.
@@ -56,7 +57,7 @@ def row_of(line: bytes, *, id: str, run: int, trial: int) -> Row:
         turns: Sequence[dict[str, Any]] = record["turns"]
         item = record.get("item_id")
         return Row(
-            id=id,
+            id="",
             run=run,
             trial=trial,
             env=str(record["env_id"]),

@@ -37,19 +37,22 @@ class Shard:
         self.path = path
         self.offset = 0  # bytes of whole lines read, uncompressed
         self.num_lines = 0
-        self._is_done = False
         self._size = 0  # of the plain file when it was read last
+        self._last = (0, b"")  # offset and text of the last line read
+        self._sealed_as: tuple[int, int] | None = None  # inode and size of the sealed file, once it has been read
 
     def new_lines(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield (number, offset, line) of every whole line that has come since the last call.
 
         Raises:
-            ShrunkError: the file is shorter than what was read; it is another one.
+            ReplacedError: the file is no longer the one that was read: another run's, or thinned out.
             TrajectoryError: a sealed file is damaged.
         """
-        if self._is_done or not self._has_grown():
+        if not self._has_grown():
             return
         with open_shard(self.path) as (file, is_sealed):
+            if is_sealed and self.offset and self.line_at(self._last[0]) != self._last[1]:
+                raise ReplacedError(f"{self.path} was thinned out when it was sealed")
             skip_to(file, self.offset)
             rest = b""
             while block := file.read(_BLOCK_BYTES):
@@ -59,7 +62,8 @@ class Shard:
             # The last line may lack its end; an object that is cut short is never an object.
             if rest and is_whole(rest):
                 yield self._take(rest, len(rest))
-        self._is_done = is_sealed
+        if is_sealed:
+            self._sealed_as = _identity(sealed_name(self.path))
 
     def line_at(self, offset: int) -> bytes:
         """Return the line that begins at an offset."""
@@ -86,23 +90,33 @@ class Shard:
 
     def _take(self, line: bytes, num_bytes: int) -> tuple[int, int, bytes]:
         number, offset = self.num_lines, self.offset
+        self._last = offset, line
         self.num_lines += 1
         self.offset += num_bytes
         return number, offset, line
 
     def _has_grown(self) -> bool:
+        if self._sealed_as is not None:
+            if _identity(sealed_name(self.path)) != self._sealed_as:
+                raise ReplacedError(f"{sealed_name(self.path)} is another file than before")
+            return False
         try:
             size = self.path.stat().st_size
         except FileNotFoundError:
             return True  # it has been sealed
         if size < self.offset:
-            raise ShrunkError(f"{self.path} is shorter than it was")
+            raise ReplacedError(f"{self.path} is shorter than it was")
         has_grown, self._size = size > self._size, size
         return has_grown
 
 
-class ShrunkError(TrajectoryError):
-    """A file has been replaced by another one."""
+class ReplacedError(TrajectoryError):
+    """A file is no longer the one that was read."""
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_ino, found.st_size
 
 
 @contextmanager

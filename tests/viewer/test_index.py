@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rllm_gym.data import TrajectoryWriter, read_episodes
+from rllm_gym.data.keep import Keep
 from rllm_gym.errors import ConfigError
 from rllm_gym.viewer.episode_index import Index
 from rllm_gym.viewer.one_file import choose
@@ -19,7 +20,7 @@ def rows_of(index):
 
 def test_a_row_says_of_a_record_what_the_record_says(tmp_path):
     whole = with_numbers(play(17, solves=True, group=(3, 5, 1), member=2), advantage=0.5, difference=0.1)
-    row = row_of(whole.model_dump_json().encode(), id="x", run=0, trial=0)
+    row = row_of(whole.model_dump_json().encode(), run=0, trial=0)
     assert (row.env, row.item, row.category, row.success) == (whole.env_id, "textcraft_17", "depth_1", True)
     assert (row.total, row.turns, row.horizon) == (whole.total_reward, len(whole.turns), 9)
     assert row.tokens == sum(len(turn.action_ids) for turn in whole.turns)
@@ -29,7 +30,7 @@ def test_a_row_says_of_a_record_what_the_record_says(tmp_path):
 def test_numbers_within_a_text_are_not_taken_for_token_ids():
     text = 'the "logp":[1, 2] and \\"logp\\":[3]'
     whole = record(1, messages=[{"role": "user", "content": text}], info={"logp": [1.0]}, category='"logp":[1]')
-    assert row_of(whole.model_dump_json().encode(), id="x", run=0, trial=0).category == '"logp":[1]'
+    assert row_of(whole.model_dump_json().encode(), run=0, trial=0).category == '"logp":[1]'
 
 
 def test_what_a_run_appends_and_seals_comes_once_and_keeps_its_id(tmp_path):
@@ -77,6 +78,29 @@ def test_a_file_that_is_replaced_by_a_shorter_one_is_read_anew(tmp_path):
     index.refresh()
     assert index.generation == 1 and [row.seed for row in index.rows] == [9]
     assert len(json.loads(index.state(5, 0))["rows"]) == 1
+
+
+def test_when_episodes_are_thinned_out_the_rest_keep_their_ids_and_can_be_opened(tmp_path):
+    index = Index([tmp_path])
+    with TrajectoryWriter(tmp_path, shard_bytes=4000, keep=Keep(newest=5, best=1, worst=0)) as writer:
+        for number in range(60):
+            writer.append([record(number, messages=[{"role": "user", "content": f"number {number}" * (number % 7)}])])
+            ids = {row.seed: row.id for row in index.rows}
+            for _ in range(2):  # the first may find files that have been replaced
+                index.refresh()
+            assert all(ids.get(row.seed, row.id) == row.id for row in index.rows)
+            assert [row.seed for row in index.rows] == [r.seed for r in read_episodes(tmp_path)]
+            for row in index.rows:
+                assert json.loads(index.episode(index.number_of(row.id)))["record"]["seed"] == row.seed
+    assert index.generation > 2 and len(index.rows) < 40
+
+
+def test_an_episode_that_was_played_again_under_its_name_has_an_id_of_its_own(tmp_path):
+    with TrajectoryWriter(tmp_path) as writer:
+        writer.append([record(1, end_reason="error", error="x"), record(1)])
+    index = Index([tmp_path])
+    index.refresh()
+    assert len({row.id for row in index.rows}) == 2
 
 
 def test_of_what_a_resumed_trial_has_played_again_the_later_counts_as_for_readers(tmp_path):
@@ -160,7 +184,7 @@ def test_an_export_takes_whole_groups_from_everywhere():
     for step in range(100):
         for member in range(4):
             line = record(step, group=[0, step, 0], member=member, train_step=step, episode_id=f"{step}-{member}")
-            rows.append(row_of(line.model_dump_json().encode(), id=f"{step}-{member}", run=0, trial=0))
+            rows.append(row_of(line.model_dump_json().encode(), run=0, trial=0))
     kept = choose(rows, 42)
     steps = [rows[k].step for k in kept]
     assert len(kept) == 40 and all(steps.count(step) == 4 for step in steps)

@@ -47,17 +47,21 @@ def record_of(env_id, messages):
     )
 
 
-def by_expert(name, item, num_turns=20):
-    env = gymnasium.make(f"rllm_gym/{name}-v0", obs_type="text").unwrapped
-    task, _ = env.reset(seed=0, options={"item_id": item})
-    exchanges = []
-    for _ in range(num_turns):
-        action = env.expert_action()
-        reply, _, is_over, _, _ = env.step(action)
+def by_expert(name, item, num_turns=20, **config):
+    """Return the record of an expert's episode, with the turns' kinds and attempts."""
+    env = gymnasium.make(f"rllm_gym/{name}-v0", obs_type="text", **config)
+    task, info = env.reset(seed=0, options={"item_id": item})
+    exchanges, turns = [], []
+    while len(exchanges) < num_turns:
+        action = env.get_wrapper_attr("expert_action")()
+        reply, _, is_over, _, info = env.step(action)
         exchanges.append((action, reply))
+        turns.append(info.get("turn", {}))
         if is_over:
             break
-    return conversation(f"rllm_gym/{name}-v0", task, *exchanges)
+    record = conversation(f"rllm_gym/{name}-v0", task, *exchanges)
+    turns = [turn.model_copy(update=said) for turn, said in zip(record.turns, turns, strict=True)]
+    return record.model_copy(update={"turns": turns})
 
 
 @pytest.fixture
@@ -156,20 +160,52 @@ def test_texts_of_another_form_leave_the_conversation_as_it_is(name, scenes_of):
 
 
 @pytest.mark.parametrize(
-    ("text", "thought", "action"),
+    ("text", "thought", "action", "command"),
     [
-        ("Thought: a\nAction: b", "a", "b"),
-        ("Thought: Action: no\nAction: b", "Action: no", "b"),
-        ("only words", "", "only words"),
-        ("Thought: no action", "no action", ""),
-        ("<think>a</think>\n<search>b</search>", "a", "<search>b</search>"),
-        ("<think>never ends", "never ends", ""),
-        ('I look. <tool_call>\n{"name": "look"}\n</tool_call>', "I look.", '{"name": "look"}'),
-        ("I look.\n```python\nlook()\n```", "I look.", "look()"),
-        ('{"name": "look"}', "", '{"name": "look"}'),
-        ("", "", ""),
+        ("Thought: a\nAction: b", "a", "b", "b"),
+        ("Thought: Action: no\nAction: b", "Action: no", "b", "b"),
+        ("only words", "", "only words", "only words"),
+        ("Thought: no action", "no action", "", ""),
+        ("<think>a</think>\n<search>b</search>", "a", "<search>b</search>", "<search>b</search>"),
+        ("<think>never ends", "never ends", "", ""),
+        ('I look. <tool_call>\n{"name": "look"}\n</tool_call>', "I look.", "look()", "look"),
+        ("I look.\n```python\nlook()\n```", "I look.", "look()", "look"),
+        ("I look.\n```\nanything\n```", "I look.", "anything", "anything"),
+        (
+            '{"thought": "t", "name": "go_to", "arguments": {"place": "red door", "n": 2}}',
+            "t",
+            'go_to(place="red door", n=2)',
+            "go to red door 2",
+        ),
+        (
+            "# I need wood\nget(count=2, item='oak (dark), logs')",
+            "I need wood",
+            "get(count=2, item='oak (dark), logs')",
+            "get 2 oak (dark), logs",
+        ),
+        ('{"no": "call"}', "", '{"no": "call"}', '{"no": "call"}'),
+        ("[1, 2]", "", "[1, 2]", "[1, 2]"),
+        ("", "", "", ""),
     ],
 )
-def test_thought_and_action_are_told_apart(text, thought, action, address, open_page):
+def test_thought_and_action_are_told_apart(text, thought, action, command, address, open_page):
     page = open_page(address)
-    assert page.evaluate("text => splitTurn(text)", text) == {"thought": thought, "action": action}
+    found = page.evaluate("text => splitTurn(text)", text)
+    assert found == {"thought": thought, "action": action, "command": command}
+
+
+@pytest.mark.parametrize("form", ["react", "function_call", "code"])
+def test_scenes_understand_the_agents_formats(form, scenes_of):
+    agent = {"format": form, "plan": True}
+    scenes, talk = scenes_of(by_expert("TextCraft", "textcraft_369", agent=agent))
+    assert "\u2713" in scenes[-1] and any('class="held"' in scene for scene in scenes)
+    assert "plan" in talk.lower()
+
+
+def test_a_second_attempt_begins_with_nothing(scenes_of):
+    record = by_expert("TextCraft", "textcraft_17", agent={"attempts": 2, "attempt_turns": 1})
+    scenes, talk = scenes_of(record)
+    kinds = [(turn.kind, turn.attempt) for turn in record.turns]
+    assert kinds[:3] == [("action", 1), ("reflection", 1), ("action", 2)]
+    assert "4</b> clay ball" in scenes[1] and "empty" in scenes[2]  # after the first action, after the reflection
+    assert "reflection" in talk and "attempt 2" in talk

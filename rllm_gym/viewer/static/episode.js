@@ -85,6 +85,7 @@ function Replay({ record, turn, setTurn, mark }) {
           ${opening.map((message) => html`<${Said} message=${message} mark=${mark} isTask=${true} />`)}
           ${turns.map((said, t) => html`
             <div key=${t} class=${`exchange ${t === turn ? "current" : ""}`} ref=${t === turn ? current : null} onClick=${() => setTurn(t)}>
+              ${isRewritten(record, t) ? html`<p class="seam">The history was rewritten here: the agent reads a new prompt of ${count(record.turns[t].observation_ids.length)} tokens.</p>` : ""}
               <${Acted} said=${said} number=${t + 1} turn=${record.turns[t]} mark=${mark} />
               ${said.replies.map((message) => html`<${Said} message=${message} mark=${mark} />`)}
             </div>`)}
@@ -96,15 +97,18 @@ function Replay({ record, turn, setTurn, mark }) {
     </div>`;
 }
 
+// Whether a turn begins a new context, and with it a new training sample.
+const isRewritten = (record, t) => t > 0 && (record.turns[t]?.sample ?? 0) > (record.turns[t - 1]?.sample ?? 0);
+
 function Strip({ record, turn, setTurn }) {
   return html`
     <div class="strip" role="toolbar" aria-label="Turns">
       <button onClick=${() => setTurn(turn - 1)} disabled=${turn <= 0} aria-label="Previous turn">\u2190</button>
       <div class="beads">
         ${record.turns.map((one, t) => html`
-          <button key=${t} class=${`bead ${t === turn ? "on" : ""} ${one.reward > 0 ? "good" : one.reward < 0 ? "bad" : ""} ${one.is_invalid_action ? "invalid" : ""}`}
+          <button key=${t} class=${`bead ${t === turn ? "on" : ""} ${one.reward > 0 ? "good" : one.reward < 0 ? "bad" : ""} ${one.is_invalid_action ? "invalid" : ""} ${(one.kind ?? "action") === "action" ? "" : "thinking"}`}
             aria-current=${t === turn ? "step" : undefined} onClick=${() => setTurn(t)}
-            title=${`turn ${t + 1}, reward ${decimal(one.reward)}${one.is_invalid_action ? ", invalid action" : ""}`}>${t + 1}</button>`)}
+            title=${`turn ${t + 1}${one.kind && one.kind !== "action" ? `, ${one.kind}` : ""}, reward ${decimal(one.reward)}${one.is_invalid_action ? ", invalid action" : ""}`}>${t + 1}</button>`)}
       </div>
       <button onClick=${() => setTurn(turn + 1)} disabled=${turn >= record.turns.length - 1} aria-label="Next turn">\u2192</button>
       <span class="hint">${record.turns.length ? `turn ${turn + 1} of ${record.turns.length}` : "no turn yet"}</span>
@@ -115,9 +119,12 @@ function Acted({ said, number, turn, mark }) {
   return html`
     <div class="acted">
       <div class="who"><span class="name">agent</span> <span class="number">${number}</span>
+        ${(turn?.kind ?? "action") === "action" ? "" : html`<span class="tag kind">${turn.kind}</span>`}
+        ${turn?.attempt > 1 ? html`<span class="tag">attempt ${turn.attempt}</span>` : ""}
         ${turn && turn.reward !== 0 ? html`<span class=${`reward ${turn.reward > 0 ? "good" : "bad"}`}>${signed(turn.reward)}</span>` : ""}
         ${turn?.is_invalid_action ? html`<span class="tag invalid">invalid action</span>` : ""}
-        ${turn ? html`<span class="hint">${turn.action_ids.length} tokens</span>` : ""}</div>
+        ${turn ? html`<span class="hint">${turn.action_ids.length} tokens</span>` : ""}
+        ${Object.entries(turn?.rewards ?? {}).map(([name, value]) => html`<span class="hint"><${Shown} text=${name} /> ${decimal(value)}</span>`)}</div>
       ${said.thought ? html`<p class="thought"><${Shown} text=${said.thought} mark=${mark} /></p>` : ""}
       ${said.action ? html`<pre class="action"><${Shown} text=${said.action} mark=${mark} /></pre>` : said.thought ? "" : html`<p class="hint">(said nothing)</p>`}
     </div>`;

@@ -157,7 +157,7 @@ function HubReplay({ record, turn, setTurn, states, act, picture, children }) {
         <div class="talk">
           ${opening.map((message) => html`<${Said} message=${message} isTask=${true} />`)}
           ${turns.map((said, t) => html`<div key=${t} class=${`exchange ${t === turn ? "current" : ""}`} onClick=${() => setTurn(t)}>
-            <${Acted} said=${said} number=${t + 1} turn=${record.turns[t]} />${said.replies.map((message) => html`<${Said} message=${message} />`)}</div>`)}
+            ${isRewritten(record, t) ? html`<p class="seam">The history was rewritten here.</p>` : ""}<${Acted} said=${said} number=${t + 1} turn=${record.turns[t]} />${said.replies.map((message) => html`<${Said} message=${message} />`)}</div>`)}
           ${children}
           <div ref=${end}></div>
         </div>

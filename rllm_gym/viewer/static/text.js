@@ -36,24 +36,46 @@ function Shown({ text, mark = "" }) {
   return parts;
 }
 
-// Return what an agent thought and what it did, in whichever form it wrote.
+// Return what an agent thought and what it did, in whichever form it wrote; `command` is the action in plain words, for
+// scenes: `go to kitchen` of {"name": "go_to", "arguments": {"place": "kitchen"}} and of go_to(place="kitchen").
 function splitTurn(text) {
   const tagged = /^\s*<think>([\s\S]*?)(?:<\/think>|$)([\s\S]*)$/.exec(text);
   if (tagged) {
     const rest = splitTurn(tagged[2]);
-    return { thought: [tagged[1].trim(), rest.thought].filter(Boolean).join("\n\n"), action: rest.action };
+    return { ...rest, thought: [tagged[1].trim(), rest.thought].filter(Boolean).join("\n\n") };
   }
-  const call = /<tool_call>\s*([\s\S]*?)\s*(?:<\/tool_call>|$)/.exec(text);
-  if (call) return { thought: text.slice(0, call.index).trim(), action: call[1] };
-  const fenced = /```(?:\w+)?\n([\s\S]*?)(?:```|$)/.exec(text);
+  const said = (thought, action) => ({ thought: thought.trim(), action: action.trim(), command: action.trim() });
+  const wrapped = /<tool_call>\s*([\s\S]*?)\s*(?:<\/tool_call>|$)/.exec(text) ?? /```(?:\w+)?\n([\s\S]*?)(?:```|$)/.exec(text);
+  const body = wrapped ? wrapped[1] : text;
+  const call = readJsonCall(body) ?? readCodeCall(body);
+  if (call) return { ...call, thought: [wrapped ? text.slice(0, wrapped.index).trim() : "", call.thought].filter(Boolean).join("\n\n") };
   const at = text.lastIndexOf("Action:");
-  if (at < 0 && fenced) return { thought: text.slice(0, fenced.index).trim(), action: fenced[1].trim() };
-  if (at < 0) {
-    const isCall = /^\s*\{/.test(text) || !/^\s*Thought:/.test(text);
-    return isCall ? { thought: "", action: text.trim() } : { thought: stripThought(text), action: "" };
-  }
-  return { thought: stripThought(text.slice(0, at)), action: text.slice(at + 7).trim() };
+  if (at >= 0) return said(stripThought(text.slice(0, at)), text.slice(at + 7));
+  if (wrapped) return said(text.slice(0, wrapped.index), wrapped[1]);
+  return /^\s*Thought:/.test(text) ? said(stripThought(text), "") : said("", text);
 }
+
+function readJsonCall(text) {
+  try {
+    const { thought = "", name, arguments: values = {} } = JSON.parse(text);
+    if (typeof name !== "string" || typeof values !== "object" || values === null) return null;
+    const shown = Object.entries(values).map(([key, value]) => `${key}=${JSON.stringify(value)}`);
+    return { thought: String(thought), action: `${name}(${shown.join(", ")})`, command: inWords(name, Object.values(values)) };
+  } catch {
+    return null;
+  }
+}
+
+// A call below comments, as in "# I need wood\nget(count=2, item=\"oak logs\")".
+function readCodeCall(text) {
+  const code = /^((?:\s*#[^\n]*\n)*)\s*(\w+)\(([^\n]*)\)\s*$/.exec(text);
+  if (!code) return null;
+  const values = code[3].matchAll(/"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|(?<==\s*|^\s*|,\s*)([-\w.]+)(?=\s*(?:,|$))/g);
+  const command = inWords(code[2], [...values].map((match) => match[1] ?? match[2] ?? match[3]));
+  return { thought: code[1].replace(/^\s*#\s?/gm, "").trim(), action: `${code[2]}(${code[3]})`, command };
+}
+
+const inWords = (name, values) => [name.replaceAll("_", " "), ...values.map(String)].join(" ");
 
 const stripThought = (text) => text.trim().replace(/^Thought:\s*/, "");
 

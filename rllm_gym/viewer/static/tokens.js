@@ -57,6 +57,7 @@ function Tokens({ record, texts, problem, turn, setTurn }) {
       <${TokenNumbers} tokens=${turns.flat()} />
       <div class="stream" onMouseOver=${(event) => setPointed(pointedToken(event, turns))} onFocusIn=${(event) => setPointed(pointedToken(event, turns))}>
         ${turns.map((tokens, t) => html`
+          ${isRewritten(record, t) ? html`<p class="seam">a new context, and a new training sample</p>` : ""}
           <div class=${`turn ${t === turn ? "current" : ""}`} key=${t} onClick=${() => setTurn(t)}>
             <span class="number">${t + 1}</span>
             <pre><span class="masked"><${Shown} text=${read(record.turns[t].observation_ids)} /></span>${tokens.map((token, k) => html`<span

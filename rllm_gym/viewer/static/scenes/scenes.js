@@ -20,7 +20,10 @@ function sceneStates(record, opening, turns) {
     if (!states[0]) return null;
     turns.forEach((said, k) => {
       const reply = said.replies.map(({ content }) => String(content)).join("\n");
-      states.push(scene.step(states[k], said, reply, record.turns[k]));
+      const [turn, next] = [record.turns[k], record.turns[k + 1]];
+      if (next?.attempt > (turn?.attempt ?? 1)) states.push(scene.begin(reply) ?? scene.begin(task)); // the task begins again
+      else if ((turn?.kind ?? "action") !== "action") states.push(states[k]); // a plan does nothing
+      else states.push(scene.step(states[k], said, reply, turn));
     });
     return { scene, states };
   } catch (error) {

@@ -17,7 +17,7 @@ scenes.push({
     return room && { room: room.name, seen: { [room.name]: room }, way: [room.name], carried: [], focus: "", score: 0 };
   },
 
-  step(state, { action }, reply, turn) {
+  step(state, { command }, reply, turn) {
     const next = { ...state, score: state.score + (turn?.reward ?? 0) };
     const moved = /You move to the (.+?)\./.exec(reply);
     if (moved) Object.assign(next, { room: moved[1], way: [...state.way, moved[1]] });
@@ -30,7 +30,7 @@ scenes.push({
     if (/^In your inventory, you see:/m.test(reply)) next.carried = reply.split("\n").slice(1).map((line) => line.trim()).filter(Boolean);
     const focus = /You focus on the (.+?)\./.exec(reply);
     if (focus) next.focus = focus[1];
-    const door = /^open door to (?:the )?(.+)$/.exec(action);
+    const door = /^open door to (?:the )?(.+)$/.exec(command);
     if (door && /now open/.test(reply) && next.seen[next.room]) {
       const here = next.seen[next.room];
       const doors = here.doors.map((line) => (line.includes(`to the ${door[1]} `) ? line.replace("that is closed", "that is open") : line));

@@ -25,14 +25,14 @@ scenes.push({
     return goal ? { goal, recipes, held: new Map(), used: new Map(), isDone: false } : null;
   },
 
-  step(state, { action }, reply) {
+  step(state, { command }, reply) {
     const got = /^Got (\d+) (.+)$/m.exec(reply);
     if (got) return { ...state, held: addItems(state.held, [{ n: +got[1], name: itemName(got[2]) }], 1) };
     const crafted = /^Crafted (\d+) (.+)$/m.exec(reply);
-    const asked = /using (.*)/.exec(action);
-    if (crafted && asked) {
+    if (crafted) {
       const name = itemName(crafted[2]);
-      const parts = countedItems(asked[1]);
+      // A call of a function does not say "using"; its ingredients are the counted items at its end.
+      const parts = countedItems(/using (.*)/.exec(command)?.[1] ?? command.replace(/^craft \d+ .*?(?= \d)/, "").trim());
       const held = addItems(addItems(state.held, parts, -1), [{ n: +crafted[1], name }], 1);
       const isMadeSo = (recipe) => recipe.name === name && parts.every((part) => recipe.parts.some((other) => other.n === part.n && part.name.endsWith(other.name)));
       const recipe = state.recipes.find(isMadeSo);

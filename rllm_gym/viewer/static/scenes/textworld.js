@@ -12,10 +12,10 @@ scenes.push({
     return room ? { room, places: { [room]: [0, 0] }, links: [], carried: [] } : null;
   },
 
-  step(state, { action }, reply) {
+  step(state, { command }, reply) {
     const next = { ...state };
     const room = /-= (.+?) =-/.exec(reply)?.[1];
-    const way = WAYS[/^go (north|south|east|west)/.exec(action)?.[1]];
+    const way = WAYS[/^go (north|south|east|west)/.exec(command)?.[1]];
     if (room && way && room !== state.room) {
       const [x, y] = state.places[state.room];
       if (!Object.hasOwn(state.places, room)) next.places = { ...state.places, [room]: [x + way[0], y + way[1]] };
@@ -23,7 +23,7 @@ scenes.push({
     }
     if (room) next.room = room;
     const taken = /^(?:You (?:pick up|take) the (.+?)(?: from .*?)?|.*Taken.*?)[.(]/m.exec(reply);
-    const item = taken?.[1] ?? (taken && /^take (.+?)(?: from .*)?$/.exec(action)?.[1]);
+    const item = taken?.[1] ?? (taken && /^take (.+?)(?: from .*)?$/.exec(command)?.[1]);
     if (item) next.carried = [...state.carried.filter((name) => name !== item), item];
     const left = /You (?:drop|put|insert|eat) the (.+?)(?: on the| into the| onto the|\.|$)/m.exec(reply);
     if (left) next.carried = state.carried.filter((name) => name !== left[1]);

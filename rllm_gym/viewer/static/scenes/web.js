@@ -19,7 +19,7 @@ scenes.push({
   offers: () => [],
 
   draw({ state, said, act }) {
-    const target = said ? /\[(\d+)\]/.exec(said.action)?.[1] : null;
+    const target = said ? /\[(\d+)\]|^\w+ (\d+)/.exec(said.command)?.slice(1).find(Boolean) : null;
     return html`
       <h2><${Shown} text=${state.objective} /></h2>
       <p class="address"><${Shown} text=${state.url} /></p>
