@@ -64,12 +64,21 @@ def test_by_hand_and_by_expert_an_episode_becomes_a_record(hub):
 def test_a_model_acts_with_its_own_log_probabilities(hub):
     hub = hub()
     id, _ = hub.open(
-        {"env": "rllm_gym/TextCraft-v0", "item_id": 17, "env_config": {"system_prompt": ""}, "policy": "tiny"}
+        {
+            "env": "rllm_gym/TextCraft-v0",
+            "item_id": 41,
+            "horizon": 6,
+            "env_config": {"system_prompt": ""},
+            "policy": "tiny",
+        }
     )
     record = hub.call(id, "model", temperature=0.0)
     turn = record["turns"][0]
     assert len(turn["logp"]) == len(turn["action_ids"]) and max(turn["logp"]) <= 0 and min(turn["logp"]) < 0
     assert "Action: get" in record["messages"][1]["content"]
+    while not record["end_reason"]:
+        record = hub.call(id, "model", temperature=0.0)
+    assert record["is_success"]  # which it finds only where it reads what was said before
 
 
 @pytest.mark.slow

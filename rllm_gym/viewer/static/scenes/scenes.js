@@ -1,9 +1,9 @@
 // Scenes: pictures of an environment's state, drawn from the texts of a record alone, so that they work in replay.
 //
-// A scene is an object: `matches` (an environment's id), `begin(task)` gives the state in which an episode
-// begins, or null where the text is of another form,
-// `step(state, said, reply, turn)` the one after a turn, and `draw({state, said, act})` shows it. `act(text)`, in the hub,
-// offers an action; `offers(state)` lists some. A state is never changed, for every turn keeps its own.
+// A scene is an object: `matches` (an environment's id), `begin(task)` gives the state in which an episode begins, or null
+// where the text is of another form, `step(state, said, reply, turn)` the one after a turn, and `draw({state, said, act})`
+// shows it. `act(text)`, in the hub, offers an action; `offers(state)` lists some. A state is never changed, for every turn
+// keeps its own.
 "use strict";
 
 const scenes = [];
