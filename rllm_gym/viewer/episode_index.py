@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.viewer.rows import Row, row_of, says
-from rllm_gym.viewer.runs import Trial, curves_of, label_of, trial_of
+from rllm_gym.viewer.runs import Trial, curves_of, find_results, folder_of, label_of, read_trial
 from rllm_gym.viewer.shards import ReplacedError, Shard, find_shards
 from rllm_gym.viewer.token_texts import TokenTexts
 
@@ -65,6 +65,8 @@ class Index:
         with self._lock:
             try:
                 for path in self.paths:
+                    for folder in find_results(path):
+                        self._trial_number(folder)
                     for shard in find_shards(path):
                         self._read(shard)
             except (ReplacedError, FileNotFoundError) as error:
@@ -101,18 +103,18 @@ class Index:
         Raises:
             TrajectoryError: the file is no longer what it was.
         """
-        shard, offset = self._places[number]
         try:
+            row, (shard, offset) = self.rows[number], self._places[number]
             record = from_json(shard.line_at(offset))
-        except (OSError, ValueError) as error:
-            raise TrajectoryError(f"view: {shard.path} is no longer what it was ({error}).") from error
-        if record.get("episode_id") != self.rows[number].episode:
+            trial = self.trials[row.trial]
+        except (OSError, ValueError, IndexError) as error:
+            raise TrajectoryError(f"view: the files are no longer what they were ({error}). Try again.") from error
+        if record.get("episode_id") != row.episode:
             raise TrajectoryError(f"view: {shard.path} has just been written anew. Try again.")
-        trial = self.trials[self.rows[number].trial]
         ids = {i for turn in record["turns"] for key in ("observation_ids", "action_ids") for i in turn[key]}
         texts, problem = self._texts.of(trial, ids | set(record["final_observation_ids"]))
         return to_json(
-            {"id": self.rows[number].id, "record": record, "texts": texts, "textsProblem": problem},
+            {"id": row.id, "record": record, "texts": texts, "textsProblem": problem},
             inf_nan_mode="strings",
         )
 
@@ -142,7 +144,7 @@ class Index:
 
     def _read(self, path: Path) -> None:
         if path not in self._shards:
-            self._shards[path] = Shard(path), self._trial_number(path)
+            self._shards[path] = Shard(path), self._trial_number(folder_of(path))
         shard, trial = self._shards[path]
         run = self.labels.index(self._label(self.trials[trial].run_folder))
         folder = self.trials[trial].folder
@@ -160,6 +162,7 @@ class Index:
             if isinstance(error, ReplacedError):
                 raise
             self.damaged.append(str(error))
+            shard.give_up()
 
     def _add(self, row: Row, shard: Shard, offset: int) -> None:
         number = len(self.rows)
@@ -190,11 +193,11 @@ class Index:
                 return
         self._latest[key] = number
 
-    def _trial_number(self, path: Path) -> int:
-        trial = trial_of(path)
+    def _trial_number(self, folder: Path) -> int:
         for number, other in enumerate(self.trials):
-            if other.folder == trial.folder:
+            if other.folder == folder:
                 return number
+        trial = read_trial(folder)
         self.trials.append(trial)
         self._label(trial.run_folder)
         return len(self.trials) - 1

@@ -48,9 +48,19 @@ class Trial:
         return base_model if isinstance(base_model, str) else ""
 
 
-def trial_of(shard: Path) -> Trial:
-    """Return the trial that a trajectory file belongs to."""
-    folder = shard.parent.parent if shard.parent.name == "trajectories" else shard.parent
+def folder_of(shard: Path) -> Path:
+    """Return the folder of the trial that a trajectory file belongs to."""
+    return shard.parent.parent if shard.parent.name == "trajectories" else shard.parent
+
+
+def find_results(path: Path) -> list[Path]:
+    """Return the folders of trials and evaluations with results, which may come before any episode."""
+    patterns = (RESULTS, f"*/{RESULTS}", f"*/*/{RESULTS}")
+    return sorted({file.parent for pattern in patterns for file in path.glob(pattern)})
+
+
+def read_trial(folder: Path) -> Trial:
+    """Return what the files of a folder say that it is."""
     if (folder / EVALUATION).is_file():
         return Trial(folder, "evaluation", json_of(folder / EVALUATION))
     if (folder / PARAMS).is_file() or (folder / RESULTS).is_file():

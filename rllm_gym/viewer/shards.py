@@ -65,6 +65,10 @@ class Shard:
         if is_sealed:
             self._sealed_as = _identity(sealed_name(self.path))
 
+    def give_up(self) -> None:
+        """Read a damaged sealed file no further, until it is another one."""
+        self._sealed_as = _identity(sealed_name(self.path))
+
     def line_at(self, offset: int) -> bytes:
         """Return the line that begins at an offset."""
         with open_shard(self.path) as (file, _):

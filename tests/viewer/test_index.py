@@ -1,6 +1,7 @@
 """The index: rows, places in files that grow and are sealed, search, and what it leaves out."""
 
 import json
+import shutil
 
 import pytest
 
@@ -66,6 +67,22 @@ def test_a_line_that_is_being_written_is_waited_for_and_a_damaged_one_is_said(tm
         file.write(lines[2][40:])
     index.refresh()
     assert [row.seed for row in index.rows] == [0, 1, 2] and len(index.damaged) == 1
+
+
+def test_a_damaged_sealed_file_is_said_once_and_the_rest_is_there(tmp_path):
+    with TrajectoryWriter(tmp_path / "bad") as writer:
+        writer.append([record(n) for n in range(3)])
+    with TrajectoryWriter(tmp_path / "good") as writer:
+        writer.append([record(n) for n in range(3, 6)])
+    (sealed,) = (tmp_path / "bad").glob("*.zst")
+    content = bytearray(sealed.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    sealed.write_bytes(content)
+    index = Index([tmp_path])
+    for _ in range(3):
+        index.refresh()
+    assert {3, 4, 5} <= {row.seed for row in index.rows} and len(index.damaged) == 1
+    assert index.generation == 0 and "intact Zstandard" in index.damaged[0]
 
 
 def test_a_file_that_is_replaced_by_a_shorter_one_is_read_anew(tmp_path):
@@ -172,6 +189,16 @@ def test_curves_have_the_metrics_the_horizon_and_the_evaluations(runs):
         "eval": [(0, 0.1), (3, 0.6)]
     }
     assert "config/lr" not in curve["metrics"]
+
+
+def test_a_run_without_episodes_has_curves(tmp_path):
+    trial = write_run(tmp_path / "run", num_steps=2)
+    shutil.rmtree(trial / "trajectories")
+    for path in (tmp_path, tmp_path / "run", trial):
+        index = Index([path])
+        index.refresh()
+        assert index.labels == ["run"] and not index.rows
+        assert [curve["steps"] for curve in index.curves()] == [[1, 2]]
 
 
 def test_a_path_that_is_not_there_is_said(tmp_path):
