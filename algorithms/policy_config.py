@@ -52,7 +52,8 @@ class PolicyGradientConfig(LLMConfig, PolicyGradientOptions):
         # In the only optimizer step the weights still are those before the update.
         has_later_step = self.num_epochs * self.num_minibatches > 1
         wanted = ["ref_logp"] * (self.kl_coeff > 0)
-        wanted += ["trainer_logp"] * (self.old_logp == "recompute" and has_later_step)
+        is_needed = self.old_logp == "recompute" and has_later_step
+        wanted += ["trainer_logp"] * (is_needed or self.save_trainer_logp)
         return [name for name in wanted if name not in self.scores_for_advantage]
 
     @override(LLMConfig)

@@ -127,9 +127,10 @@ def test_the_package_itself_needs_no_trainer_and_both_devices_bring_one():
     trainer = {canonicalize_name(requirement.name) for requirement in requirements("train")}
     names = {"yaml": "pyyaml"}
     assert {canonicalize_name(names.get(module, module)) for module in TRAINER} <= trainer
-    # Those of a part that is asked for by name: the engine `openai`, and a logger.
+    # Those of a part that is asked for by name: the engine `openai`, a logger, the viewer.
     in_part = trainer - {canonicalize_name(names.get(module, module)) for module in TRAINER}
-    assert in_part == {"requests", "tenacity", "tensorboard"}
+    assert in_part == {"requests", "rllm-gym", "tenacity", "tensorboard"}
+    assert "rllm-gym[view]" in map(str, requirements("train"))
 
 
 def makefile_extras(target):
@@ -139,7 +140,7 @@ def makefile_extras(target):
 
 def test_make_installs_the_trainer_for_the_quickstart_and_every_extra_for_the_tests():
     assert makefile_extras("TRAINER") == {"$(DEVICE)"}
-    assert makefile_extras("INSTALLED") == set(extras()) - {"cpu", "cuda", "train"}
+    assert makefile_extras("INSTALLED") == set(extras()) - {"cpu", "cuda", "train", "view"}
 
 
 def steps_of_make(folder, target, *made):

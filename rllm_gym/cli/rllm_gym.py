@@ -17,6 +17,7 @@ from rllm_gym.cli.new_env import new_env
 from rllm_gym.cli.panels import panel
 from rllm_gym.cli.play_env import play
 from rllm_gym.cli.show import show
+from rllm_gym.cli.view import view
 from rllm_gym.cli.web_check import web_check
 from rllm_gym.errors import ConfigError
 
@@ -37,6 +38,7 @@ app.command()(panel)
 app.command()(show)
 app.command()(convert)
 app.command()(play)
+app.command()(view)
 
 
 @app.callback()

@@ -67,6 +67,13 @@ class PolicyGradientOptions(CommonOptions):
             "the first minibatch has a ratio of exactly 1."
         ),
     ] = "rollout"
+    save_trainer_logp: Annotated[
+        bool,
+        Doc(
+            "store the trainer's log-probabilities before the update with the trajectories, for what is trained on, "
+            "also where nothing else needs them: one forward pass more in a train step."
+        ),
+    ] = False
     importance_correction: Annotated[
         Literal["off", "token", "sequence"],
         Doc(

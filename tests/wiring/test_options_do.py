@@ -229,6 +229,7 @@ POLICY_GRADIENT: dict[str, Row] = {
     "kl_rate": Row(0.9, metric("kl_coeff"), {**KL, "kl_target": 1e-3}, steps=3),
     "entropy_coeff": Row(0.5, losses),
     "old_logp": Row("recompute", losses),
+    "save_trainer_logp": Row(True, lambda run: [sample.trainer_logp is None for sample in run.trained]),
     "importance_correction": Row("token", losses, RECOMPUTE),
     "importance_mode": Row("mask", losses, CORRECTION),
     "importance_cap": Row(1.5, losses, CORRECTION),

@@ -1,0 +1,78 @@
+"""`rllm-gym view`: a page that replays episodes, in a browser on this machine or in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rllm_gym.cli.commands import missing_of, trainer_message
+from rllm_gym.cli.common import errors_in_one_line, refuse_beside
+from rllm_gym.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rllm_gym.viewer.episode_index import Index
+
+NEEDED = ("pydantic", "starlette", "uvicorn", "zstandard")
+
+
+def view(
+    context: typer.Context,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Runs, evaluations, trajectory files; none: the hub."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 is any free one.")] = 8420,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model or checkpoint that may act in the hub; may be repeated.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(help="module:Name-v0, an environment of your own for the hub; may be repeated.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write one self-contained file instead of serving.")
+    ] = None,
+    max_episodes: Annotated[int, typer.Option(min=1, help="Of the exported file; whole groups, evenly chosen.")] = 500,
+) -> None:
+    """Look at episodes, groups and curves of runs while they train or after, and play environments by hand."""
+    with errors_in_one_line():
+        if missing := missing_of(NEEDED):
+            raise ConfigError(f'rllm-gym view: needs {", ".join(missing)}: pip install "rllm-gym[view]".')
+        from rllm_gym.viewer.episode_index import Index
+
+        paths = runs or []
+        if export is not None:
+            refuse_beside(context, "--export", ("port", "model", "env"), "a file has no hub")
+            _export(Index(paths), export, max_episodes)
+            return
+        refuse_beside(
+            context, "view", ("max_episodes",), "a page that is served shows all; --max-episodes is of --export"
+        )
+        _serve(Index(paths), port, model or [], env or [])
+
+
+def _export(index: Index, file: Path, max_episodes: int) -> None:
+    from rllm_gym.viewer.one_file import export
+
+    index.refresh()
+    num_written, num_all = export(index, file, max_episodes=max_episodes)
+    size_mb = file.stat().st_size / 1e6
+    typer.echo(f"wrote {num_written:,} of {num_all:,} episodes to {file} ({size_mb:.1f} MB)")
+
+
+def _serve(index: Index, port: int, models: list[str], envs: list[str]) -> None:
+    from rllm_gym.registration import normalize_env_id
+    from rllm_gym.viewer.hub import Hub
+    from rllm_gym.viewer.policies import find_policies
+    from rllm_gym.viewer.server import serve
+
+    for env in envs:
+        normalize_env_id(env)  # says what is wrong with it
+    missing = missing_of(("torch", "transformers"))
+    if missing and models:
+        raise ConfigError(trainer_message("rllm-gym view --model", missing))
+    policies = {} if missing else find_policies(index.paths, models)
+    modules = [env.rpartition(":")[0] for env in envs if ":" in env]
+    hub = Hub(policies, modules=modules)
+    serve(index, hub, port=port, on_start=lambda url: typer.echo(f"{url}   (Ctrl-C ends it)"))

@@ -1,0 +1,134 @@
+"""What the page is asked to show: runs with their trials, evaluations, or files alone; and their curves."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.checkpoints import RESULTS, read_results
+from rllm_gym.lineage import first_trial, read_origin
+
+PARAMS = "params.json"  # Tune's, of a trial
+EVALUATION = "evaluation.json"  # of `rllib evaluate`
+
+
+@dataclass(eq=False)
+class Trial:
+    """A folder with trajectories: a run's trial, an evaluation, or what somebody has written.
+
+    Args:
+        folder: beside or above its trajectory files.
+        kind: `run`, `evaluation` or `files`.
+    """
+
+    folder: Path
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def origin(self) -> Path:
+        """The trial that the chain of resumptions began with which this one ends."""
+        return first_trial(self.folder)
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder.parent if self.kind == "run" else self.folder
+
+    @property
+    def model(self) -> str:
+        """What acted, as far as the files say: a base model's name or folder, or a checkpoint's."""
+        if self.kind == "evaluation":
+            return str(self.settings.get("model") or "")
+        base_model = self.settings.get("base_model")
+        return base_model if isinstance(base_model, str) else ""
+
+
+def folder_of(shard: Path) -> Path:
+    """Return the folder of the trial that a trajectory file belongs to."""
+    return shard.parent.parent if shard.parent.name == "trajectories" else shard.parent
+
+
+def find_results(path: Path) -> list[Path]:
+    """Return the folders of trials and evaluations with results, which may come before any episode."""
+    patterns = (RESULTS, f"*/{RESULTS}", f"*/*/{RESULTS}")
+    return sorted({file.parent for pattern in patterns for file in path.glob(pattern)})
+
+
+def read_trial(folder: Path) -> Trial:
+    """Return what the files of a folder say that it is."""
+    if (folder / EVALUATION).is_file():
+        return Trial(folder, "evaluation", json_of(folder / EVALUATION))
+    if (folder / PARAMS).is_file() or (folder / RESULTS).is_file():
+        return Trial(folder, "run", json_of(folder / PARAMS))
+    return Trial(folder, "files")
+
+
+def label_of(folder: Path, taken: Mapping[str, Path]) -> str:
+    """Return a short name for a folder which no other has."""
+    parts = folder.absolute().parts
+    for k in range(1, len(parts) + 1):
+        label = "/".join(parts[-k:])
+        if taken.get(label, folder) == folder:
+            return label
+    return str(folder)
+
+
+def curves_of(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Return what a run's trials have measured, each with what it was resumed from; those gone on with are left out.
+
+    Keys: `trial` (its folder's name), `steps`, `metrics` ({name: a value or None for each step}, those of
+    `docs/metrics.md`), `evaluations` ({split: [[step, success rate], ...]}).
+    """
+    origins = [read_origin(trial.folder) for trial in trials]
+    continued = {origin["trial"] for origin in origins if origin}
+    found = []
+    for trial in trials:
+        if trial.kind == "run" and trial.folder.name not in continued and (results := read_results(trial.folder)):
+            found.append({"trial": trial.folder.name, **_curve(results)})
+    return found
+
+
+def _curve(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    rows = [dict(_numbers(result)) for result in results]
+    names = sorted({name for row in rows for name in row})
+    evaluations: dict[str, dict[int, float]] = {}
+    for result in results:
+        # The one before the first train step stands at 0.
+        for key, step in (("evaluation_on_start", 0), ("evaluation", int(result.get("training_iteration", 0)))):
+            for split, metrics in (result.get(key) or {}).items():
+                rate = metrics.get("success_rate") if isinstance(metrics, dict) else None
+                if split != "env_runners" and isinstance(rate, int | float):
+                    evaluations.setdefault(split, {})[step] = rate
+    return {
+        "steps": [result.get("training_iteration") for result in results],
+        "metrics": {name: [row.get(name) for row in rows] for name in names},
+        "evaluations": {split: sorted(points.items()) for split, points in evaluations.items()},
+    }
+
+
+# What a result says of the configuration and of Tune's bookkeeping.
+_NO_METRICS = ("config", "evaluation", "evaluation_on_start", "timers", "perf", "fault_tolerance")
+
+
+def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the finite numbers of a result, named as in TensorBoard."""
+    for key, value in result.items():
+        if not prefix and key in _NO_METRICS:
+            continue
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            yield f"{prefix}{key}", value
+
+
+def json_of(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
