@@ -82,6 +82,8 @@ def evaluate(
             with ray_session(ray_address, [bundles], verbose=verbose), _Estimate(plan.num_episodes) as estimate:
                 report = play(plan, resume=resume, on_progress=estimate)
         typer.echo((plan.folder / TABLE).read_text(encoding="utf-8"))
+        if report["num_tasks_trained_on"]:
+            typer.echo(f"note: the policy was trained on {report['num_tasks_trained_on']} of these tasks")
         if usage := report.get("usage"):
             cost = f", {usage['cost']:.4f} dollars" if "cost" in usage else ""
             counts = "{requests:,} requests, {prompt_tokens:,} + {completion_tokens:,} tokens".format(**usage)

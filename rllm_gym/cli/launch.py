@@ -137,6 +137,8 @@ def train(
     with ray_session(address, bundles_per_trial(checked), verbose=verbose, on_sampling=reporter.on_sampling):
         source = checked.config["env"] or checked.config.get("data")
         reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {storage}/{experiment.name}")
+        if not is_remote(storage) and checked.configs[0].save_trajectories:
+            reporter.say(f"watch it      rllm-gym view {os.path.relpath(run)}")
         if resumed:
             reporter.say(f"resuming {resumed.path} at train step {resumed.training_iteration}")
         with ending_on_signals(stopper, reporter), storage_errors_as_they_are():

@@ -13,7 +13,15 @@ from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, outcome_of, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
-from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, sampled_policy, with_environment
+from rllm_gym.evaluation.policy import (
+    Policy,
+    find_policy,
+    playing_config,
+    read_config,
+    sampled_policy,
+    with_environment,
+)
+from rllm_gym.rollout.environments import tasks_trained_on
 from rllm_gym.types import Episode, TaskGroup
 
 # Written before the first episode is played.
@@ -28,6 +36,7 @@ class Plan:
     Args:
         algorithm: the class that plays, with its `config`, whose environments are the panels', in their order.
         folder: of the results.
+        trained_on: of each panel the tasks that the policy was trained on, as far as its checkpoint tells.
     """
 
     policy: Policy
@@ -35,6 +44,7 @@ class Plan:
     config: Any
     panels: Sequence[Panel]
     folder: Path
+    trained_on: Sequence[Sequence[str | int | None]] = ()
 
     @property
     def names(self) -> list[str]:
@@ -119,7 +129,16 @@ def plan_evaluation(
     name = Path(policy.name)
     label = name.name if policy.checkpoint is None else "-".join(name.parts[-3:])
     folder = Path(out) if out is not None else Path("evaluations") / f"{label}-{hash_of(panels)[:8]}"
-    return Plan(policy, algorithm, playing, panels, folder)
+    return Plan(policy, algorithm, playing, panels, folder, _trained_on(policy, panels))
+
+
+def _trained_on(policy: Policy, panels: Sequence[Panel]) -> list[Sequence[str | int | None]]:
+    """Return of each panel the tasks that a checkpoint's run has drawn from."""
+    if policy.checkpoint is None:
+        return [() for _ in panels]
+    config = read_config(policy.checkpoint)[1]
+    environments = [] if config.env is None else config.environments
+    return [tasks_trained_on(environments, panel.spec, panel.item_ids) for panel in panels]
 
 
 def _play_on(config: Any, panels: Sequence[Panel]) -> None:
@@ -282,6 +301,7 @@ def _report(plan: Plan, found: Mapping[Any, Outcome]) -> dict[str, Any]:
     return {
         "model": plan.policy.name,
         "panel_hash": hash_of(plan.panels),
+        "num_tasks_trained_on": sum(len(set(tasks)) for tasks in plan.trained_on),
         **({"usage": usage} if usage else {}),
         **report_of(dict(zip(plan.names, plan.panels, strict=True)), list(found.values())),
     }

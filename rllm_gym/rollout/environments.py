@@ -205,6 +205,19 @@ def check_evaluation(config: Any) -> None:
         _check_held_out(spec, split, trained)
 
 
+def tasks_trained_on(
+    environments: Sequence[EnvironmentSpec], spec: EnvironmentSpec, item_ids: Sequence[str | int | None]
+) -> list[str | int | None]:
+    """Return which of an environment's items are among those that a run's environments draw from."""
+    alike = [trained for trained in environments if trained.env == spec.env]
+    if not alike:
+        return []
+    numbering = _tasks_of(spec).numbering
+    trained = [tasks for tasks in map(_tasks_of, alike) if tasks.numbering == numbering]
+    known = {item_id for tasks in trained for item_id in tasks.item_ids or ()}
+    return [item_id for item_id in item_ids if item_id in known]
+
+
 def evaluated_splits(config: Any) -> list[str]:
     """Return the splits that a run evaluates on: `evaluation_splits`, or the first one where only its expert plays."""
     if config.evaluation_interval:

@@ -18,7 +18,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.agentgym import read_test_list
 from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
 from rllm_gym.options.every_method import SamplingOptions
-from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
+from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env, tasks_trained_on
 from rllm_gym.types import SamplingParams
 
 TEXTCRAFT = "rllm_gym:rllm_gym/TextCraft-v0"
@@ -172,3 +172,10 @@ def test_lists_of_other_items_under_the_same_numbers_are_refused(tmp_path):
     file = write_list(tmp_path / "test.json", "searchqa_1")
     with pytest.raises(ConfigError, match=r"has AgentGym-RL's items only with data \(the questions"):
         read_test_list(file, EnvironmentSpec("SearchQA-v0", "rllm_gym:rllm_gym/SearchQA-v0"))
+
+
+def test_the_tasks_of_a_panel_that_a_run_has_trained_on_are_told():
+    spec = EnvironmentSpec("TextCraft-v0", TEXTCRAFT)
+    trained, held_out = item_ids_of(spec, "train")[:5], item_ids_of(spec, "eval")[:5]
+    assert tasks_trained_on([spec], panel(4).spec, [*held_out, *trained, "x"]) == list(trained)
+    assert tasks_trained_on([EnvironmentSpec("BabyAI-v0", "rllm_gym:rllm_gym/BabyAI-v0")], spec, trained) == []
