@@ -45,7 +45,7 @@ def _play(env: Any, *, item: str | None, seed: int | None, is_expert: bool, hori
     text, info = env.reset(seed=seed, options=None if item is None else {"item_id": item})
     if not isinstance(text, str):
         raise ConfigError(f"play: is for environments with one agent that reads text; got {type(text).__name__}.")
-    prompt = getattr(env.unwrapped, "system_prompt", "")
+    prompt = env.get_wrapper_attr("system_prompt") if env.has_wrapper_attr("system_prompt") else ""
     if prompt:
         _say(prompt, dim=True)
     typer.secho(f"[{info.get('item_id', '')} {info.get('category', '')}]".replace(" ]", "]"), bold=True)
@@ -54,7 +54,7 @@ def _play(env: Any, *, item: str | None, seed: int | None, is_expert: bool, hori
     for turn in range(1, horizon + 1):
         if is_expert:
             try:
-                action = env.unwrapped.expert_action()
+                action = env.get_wrapper_attr("expert_action")()
             except (AttributeError, NotImplementedError) as error:
                 raise ConfigError("play: --expert needs an environment with an expert; this one has none.") from error
             _say("> " + action.replace("\n", "\n> "), fg=typer.colors.CYAN)

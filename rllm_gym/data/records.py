@@ -17,6 +17,7 @@ from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 # are those of 4 without a turn's `sample`, `kind`, `attempt` and `rewards`; those of 2 lack `is_evaluation`, too.
 SCHEMA_VERSION: Final = 4
 KNOWN_VERSIONS = (2, 3, 4)
+KNOWN_IN_WORDS = "2, 3 or 4"
 
 EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
 TurnKind = Literal["action", "plan", "reflection", "summary"]

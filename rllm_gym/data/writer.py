@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from rllm_gym.data.keep import Keep
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, lines_of, sealed_name
-from rllm_gym.data.records import KNOWN_VERSIONS, SCHEMA_VERSION, EpisodeRecord, records_of
+from rllm_gym.data.records import KNOWN_IN_WORDS, KNOWN_VERSIONS, SCHEMA_VERSION, EpisodeRecord, records_of
 from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 from rllm_gym.types import Episode, Sample
 
@@ -240,7 +240,7 @@ class TrajectoryWriter:
             return {}
         if version not in KNOWN_VERSIONS:
             raise TrajectoryError(
-                f"TrajectoryWriter: schema_version must be {' or '.join(map(str, KNOWN_VERSIONS))}; got {version!r} in "
+                f"TrajectoryWriter: schema_version must be {KNOWN_IN_WORDS}; got {version!r} in "
                 f"{self.folder / MANIFEST}. Use another folder, or the rllm-gym release that wrote this one."
             )
         return known

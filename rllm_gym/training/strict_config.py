@@ -71,7 +71,7 @@ class StrictConfig(AlgorithmConfig):
             # A whole one comes from some configuration's own to_dict().
             if name == "model" and not (isinstance(value, Mapping) and len(value) > len(self.model) // 2):
                 raise ConfigError(self._unknown(name, ()))
-            known = {"multiagent", "class", *vars(self)}
+            known = {"multiagent", "class", "trains", *vars(self)}  # `trains` is in the copy of a policy that plays
             if not name.startswith("_") and self._translate_special_keys(name, warn_deprecated=False) not in known:
                 raise ConfigError(self._unknown(name, [n for n in known if not n.startswith("_") and n not in UNUSED]))
         options = {name: value for name, value in config_dict.items() if name != "model"}

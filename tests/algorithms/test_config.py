@@ -210,3 +210,9 @@ def test_groups_are_dealt_by_weight_and_each_environments_tasks_in_epochs():
     refilled = sampler.refill(9, 0, 300)
     assert len({group.key for group in [*refilled, *groups]}) == 330
     assert 0.5 < np.mean([group.env_index == 0 for group in refilled]) < 0.7
+
+
+def test_a_configuration_that_only_plays_travels_to_the_algorithm_as_a_dictionary():
+    config = GRPOConfig()
+    config.trains = False  # as `rllib evaluate` sets it
+    assert GRPOConfig().update_from_dict(config.to_dict()).trains is False

@@ -94,6 +94,14 @@ def test_the_expert_plays_to_success():
     assert "solved in" in result.output.splitlines()[-1] and "return 1" in result.output.splitlines()[-1]
 
 
+def test_the_expert_of_an_agent_plays_in_its_format():
+    agent = '{"agent": {"format": "function_call", "plan": true}}'
+    result = play("TextCraft-v0", "--seed", "3", "--expert", "--env-config", agent)
+    assert result.exit_code == 0, result.output
+    assert "write one JSON object" in result.output and "> I begin with: " in result.output
+    assert '> {"thought": ' in result.output and "solved in" in result.output.splitlines()[-1]
+
+
 def test_a_person_plays_line_by_line_and_may_leave():
     result = play("TextCraft-v0", "--seed", "3", typed="inventory\nnonsense\n\n")
     assert result.exit_code == 0
