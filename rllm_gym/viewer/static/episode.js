@@ -115,18 +115,20 @@ function Strip({ record, turn, setTurn }) {
     </div>`;
 }
 
-function Acted({ said, number, turn, mark }) {
+function Acted({ said: { text, ...said }, number, turn, mark }) {
+  const isAction = (turn?.kind ?? "action") === "action";
+  const { thought, action } = isAction ? said : { thought: text, action: "" }; // a plan is words alone
   return html`
     <div class="acted">
       <div class="who"><span class="name">agent</span> <span class="number">${number}</span>
-        ${(turn?.kind ?? "action") === "action" ? "" : html`<span class="tag kind">${turn.kind}</span>`}
+        ${isAction ? "" : html`<span class="tag kind">${turn.kind}</span>`}
         ${turn?.attempt > 1 ? html`<span class="tag">attempt ${turn.attempt}</span>` : ""}
         ${turn && turn.reward !== 0 ? html`<span class=${`reward ${turn.reward > 0 ? "good" : "bad"}`}>${signed(turn.reward)}</span>` : ""}
         ${turn?.is_invalid_action ? html`<span class="tag invalid">invalid action</span>` : ""}
         ${turn ? html`<span class="hint">${turn.action_ids.length} tokens</span>` : ""}
         ${Object.entries(turn?.rewards ?? {}).map(([name, value]) => html`<span class="hint"><${Shown} text=${name} /> ${decimal(value)}</span>`)}</div>
-      ${said.thought ? html`<p class="thought"><${Shown} text=${said.thought} mark=${mark} /></p>` : ""}
-      ${said.action ? html`<pre class="action"><${Shown} text=${said.action} mark=${mark} /></pre>` : said.thought ? "" : html`<p class="hint">(said nothing)</p>`}
+      ${thought ? html`<p class="thought"><${Shown} text=${thought} mark=${mark} /></p>` : ""}
+      ${action ? html`<pre class="action"><${Shown} text=${action} mark=${mark} /></pre>` : thought ? "" : html`<p class="hint">(said nothing)</p>`}
     </div>`;
 }
 
