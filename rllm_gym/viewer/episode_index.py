@@ -158,7 +158,7 @@ class Index:
                 except ValueError as error:
                     self.damaged.append(f"{path.name}, line {number + 1}: {error}")
                     continue
-                self._add(row._replace(id=self._id_of(row, folder)), shard, offset)
+                self._add(Row(self._id_of(row, folder), *row[1:]), shard, offset)
         except TrajectoryError as error:
             if isinstance(error, ReplacedError):
                 raise
