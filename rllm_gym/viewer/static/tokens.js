@@ -139,7 +139,7 @@ function Scale({ measure, strength }) {
   const marks = measure === "logp" ? [0, -1, -2, -3, -4, -5] : [-1, -0.5, 0, 0.5, 1].map((x) => x * strength);
   return html`<span class="scale">${marks.map(
     (value) => html`
-    <span style=${{ backgroundColor: colour(measure, value, strength) }}>${decimal(value, 2)}</span>`,
+    <span style=${{ backgroundColor: colour(measure, value, strength) }}>${precise(value)}</span>`,
   )}</span>`;
 }
 

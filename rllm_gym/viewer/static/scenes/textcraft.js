@@ -87,7 +87,10 @@ function RecipeNode({ state, name, n, above, act }) {
   const ways = state.recipes.filter(
     (recipe) => recipe.name === name && !recipe.parts.some((part) => above.includes(part.name)),
   );
-  const way = above.length < DEEPEST_RECIPE ? (state.used.get(name) ?? ways[0]) : null;
+  const way =
+    above.length < DEEPEST_RECIPE
+      ? (state.used.get(name) ?? ways.find((other) => other.parts.some((part) => state.held.has(part.name))) ?? ways[0])
+      : null;
   // A kind of items, like planks, is held where a member is, like oak planks.
   const held = [...state.held]
     .filter(([other]) => other === name || (!way && other.endsWith(` ${name}`)))
