@@ -30,6 +30,9 @@ def view(
     env: Annotated[
         list[str] | None, typer.Option(help="module:Name-v0, an environment of your own for the hub; may be repeated.")
     ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="The model whose tokens the files hold, where they do not say; on this machine.")
+    ] = "",
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Write one self-contained file instead of serving.")
     ] = None,
@@ -44,12 +47,12 @@ def view(
         paths = runs or []
         if export is not None:
             refuse_beside(context, "--export", ("port", "model", "env"), "a file has no hub")
-            _export(Index(paths), export, max_episodes)
+            _export(Index(paths, tokenizer=tokenizer), export, max_episodes)
             return
         refuse_beside(
             context, "view", ("max_episodes",), "a page that is served shows all; --max-episodes is of --export"
         )
-        _serve(Index(paths), port, model or [], env or [])
+        _serve(Index(paths, tokenizer=tokenizer), port, model or [], env or [])
 
 
 def _export(index: Index, file: Path, max_episodes: int) -> None:

@@ -26,6 +26,7 @@ class Index:
 
     Args:
         paths: runs, trials, evaluations, trajectory folders, or files.
+        tokenizer: the model whose tokens they are, where the files do not say.
 
     Attributes:
         generation: goes up when what was read before is no longer true, and everything is read anew.
@@ -34,7 +35,7 @@ class Index:
         ConfigError: there is no such path.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], *, tokenizer: str = "") -> None:
         for path in paths:
             if not path.exists():
                 raise ConfigError(
@@ -42,7 +43,7 @@ class Index:
                 )
         self.paths = list(paths)
         self.generation = 0
-        self._texts = TokenTexts()
+        self._texts = TokenTexts(tokenizer)
         self._lock = threading.Lock()  # one refresh at a time
         self._clear()
 
@@ -157,7 +158,7 @@ class Index:
                 except ValueError as error:
                     self.damaged.append(f"{path.name}, line {number + 1}: {error}")
                     continue
-                self._add(row._replace(id=self._id_of(row, folder)), shard, offset)
+                self._add(Row(self._id_of(row, folder), *row[1:]), shard, offset)
         except TrajectoryError as error:
             if isinstance(error, ReplacedError):
                 raise

@@ -26,14 +26,19 @@ _BYTES = _byte_of_char()
 
 
 class TokenTexts:
-    """The texts of token ids by trial. Tokenizers are read from the disk: nothing is downloaded to look at a run."""
+    """The texts of token ids by trial. Tokenizers are read from the disk: nothing is downloaded to look at a run.
 
-    def __init__(self) -> None:
+    Args:
+        default: the model whose tokenizer is taken where the files name none.
+    """
+
+    def __init__(self, default: str = "") -> None:
+        self._default = default
         self._found: dict[str, tuple[Tokenizer | None, str]] = {}
 
     def of(self, trial: Trial, ids: Iterable[int]) -> tuple[dict[int, str], str]:
         """Return {id: its text}, and what is wrong where there is none."""
-        model = _base_model(trial)
+        model = _base_model(trial) or self._default
         if model not in self._found:
             self._found[model] = _load(model)
         tokenizer, problem = self._found[model]
@@ -63,7 +68,10 @@ def _base_model(trial: Trial) -> str:
 
 def _load(model: str) -> tuple[Tokenizer | None, str]:
     if not model:
-        return None, "These files do not say which tokenizer the tokens are of; ids are shown."
+        return (
+            None,
+            "These files do not say which tokenizer the tokens are of; ids are shown. Name it with --tokenizer.",
+        )
     folder = _folder(model)
     if folder is None:
         return None, f"The tokenizer of {model} is not on this machine; ids are shown."

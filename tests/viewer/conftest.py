@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.request import urlopen
 
 import pytest
@@ -78,7 +78,14 @@ def browser(needs_browser):
 
 
 @pytest.fixture
-def open_page(browser):
+def serve():
+    """Start a server of some paths, which ends after the pages have been closed."""
+    with ExitStack() as stack:
+        yield lambda paths: stack.enter_context(serving(paths))
+
+
+@pytest.fixture
+def open_page(browser, serve):
     """Open a page; at the end nothing may have gone wrong in it, no policy have been violated, no other host asked."""
     contexts, complaints = [], []
 

@@ -177,6 +177,9 @@ def test_without_a_tokenizer_ids_are_shown_and_the_page_says_why(tmp_path):
     index.refresh()
     episode = json.loads(index.episode(0))
     assert episode["texts"] == {} and "do not say which tokenizer" in episode["textsProblem"]
+    told = Index([tmp_path], tokenizer="tiny")
+    told.refresh()
+    assert "<|im_end|>" in json.loads(told.episode(0))["texts"].values()
 
 
 def test_curves_have_the_metrics_the_horizon_and_the_evaluations(runs):

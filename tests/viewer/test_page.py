@@ -10,7 +10,6 @@ import pytest
 from rllm_gym.data import TrajectoryWriter
 from rllm_gym.viewer.episode_index import Index
 from rllm_gym.viewer.one_file import export
-from tests.viewer.conftest import serving
 from tests.viewer.helpers import group_of, play, write_hostile, write_run
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -195,39 +194,39 @@ def test_curves_mark_the_stages_of_the_horizon(address, open_page):
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_a_textcraft_task_is_played_to_success_in_the_hub(open_page):
-    with serving([]) as address:
-        page = open_page(f"{address}#/hub")
-        page.get_by_role("link", name="TextCraft-v0").click()
-        assert "1.0 for crafting the goal" in page.locator(".docstring").inner_text()
-        page.fill("input[name=item]", "textcraft_17")
-        page.fill("input[name=horizon]", "5")
-        page.get_by_role("button", name="Begin").click()
-        page.locator("textarea").wait_for()
-        assert "clay ball" in page.locator(".said.user").first.inner_text()
-        page.fill("textarea", "Thought: hm\nAction: fly")
-        page.keyboard.press("Enter")
-        page.get_by_text("Could not execute fly").wait_for()
-        page.locator(".scene .node", has_text="clay ball").click()
-        assert page.locator("textarea").input_value() == "get 4 clay ball"
-        page.keyboard.press("Enter")
-        page.locator(".scene .items", has_text="clay ball").wait_for()
-        page.locator(".offers .chip", has_text="craft 1 clay").click()
-        page.get_by_role("button", name="Act", exact=True).click()
-        page.locator("#over").wait_for()
-        assert page.locator("#over").inner_text().startswith("Solved")
-        assert page.locator(".facts").inner_text().count("succeeded") == 1
-        page.get_by_role("button", name="Another task").click()
-        page.locator("button[name=expert]").click()
-        page.locator(".exchange").wait_for()
-        assert len(address.hub._sessions) == 1
-        page.goto(f"{address}#/")
-        has_ended(address)
-        page.goto(f"{address}#/hub/rllm_gym%2FTextCraft-v0")
-        page.get_by_role("button", name="Begin").click()
-        page.locator("textarea").wait_for()
-        page.reload()  # which leaves it, too
-        has_ended(address)
+def test_a_textcraft_task_is_played_to_success_in_the_hub(open_page, serve):
+    address = serve([])
+    page = open_page(f"{address}#/hub")
+    page.get_by_role("link", name="TextCraft-v0").click()
+    assert "1.0 for crafting the goal" in page.locator(".docstring").inner_text()
+    page.fill("input[name=item]", "textcraft_17")
+    page.fill("input[name=horizon]", "5")
+    page.get_by_role("button", name="Begin").click()
+    page.locator("textarea").wait_for()
+    assert "clay ball" in page.locator(".said.user").first.inner_text()
+    page.fill("textarea", "Thought: hm\nAction: fly")
+    page.keyboard.press("Enter")
+    page.get_by_text("Could not execute fly").wait_for()
+    page.locator(".scene .node", has_text="clay ball").click()
+    assert page.locator("textarea").input_value() == "get 4 clay ball"
+    page.keyboard.press("Enter")
+    page.locator(".scene .items", has_text="clay ball").wait_for()
+    page.locator(".offers .chip", has_text="craft 1 clay").click()
+    page.get_by_role("button", name="Act", exact=True).click()
+    page.locator("#over").wait_for()
+    assert page.locator("#over").inner_text().startswith("Solved")
+    assert page.locator(".facts").inner_text().count("succeeded") == 1
+    page.get_by_role("button", name="Another task").click()
+    page.locator("button[name=expert]").click()
+    page.locator(".exchange").wait_for()
+    assert len(address.hub._sessions) == 1
+    page.goto(f"{address}#/")
+    has_ended(address)
+    page.goto(f"{address}#/hub/rllm_gym%2FTextCraft-v0")
+    page.get_by_role("button", name="Begin").click()
+    page.locator("textarea").wait_for()
+    page.reload()  # which leaves it, too
+    has_ended(address)
 
 
 def has_ended(address):
@@ -272,7 +271,7 @@ def test_an_exported_page_opens_from_its_file_and_has_it_all(runs, open_page, tm
 
 @pytest.mark.promise
 @pytest.mark.parametrize("kind", ["served", "exported"])
-def test_a_hostile_trajectory_is_shown_and_nothing_of_it_runs(kind, open_page, tmp_path):
+def test_a_hostile_trajectory_is_shown_and_nothing_of_it_runs(kind, open_page, tmp_path, serve):
     folder = write_hostile(tmp_path / "<img src=x onerror=alert(1)>")
     if kind == "exported":
         index = Index([folder])
@@ -280,8 +279,8 @@ def test_a_hostile_trajectory_is_shown_and_nothing_of_it_runs(kind, open_page, t
         export(index, tmp_path / "out.html", max_episodes=10)
         check_hostile(open_page((tmp_path / "out.html").as_uri()))
     else:
-        with serving([folder]) as address:
-            check_hostile(open_page(address))
+        address = serve([folder])
+        check_hostile(open_page(address))
 
 
 def check_hostile(page):
@@ -322,10 +321,11 @@ def check_hostile(page):
     page.allowed = ["TrustedHTML", "trusted-types"]
 
 
-def test_what_a_run_writes_while_it_is_looked_at_comes_by_itself(open_page, tmp_path):
+def test_what_a_run_writes_while_it_is_looked_at_comes_by_itself(open_page, tmp_path, serve):
     run = tmp_path / "live"
     trial = write_run(run, num_steps=1)
-    with serving([run]) as address, TrajectoryWriter(trial / "trajectories") as writer:
+    address = serve([run])
+    with TrajectoryWriter(trial / "trajectories") as writer:
         page = open_page(address)
         page.locator("a.row").first.wait_for()
         assert num_shown(page) == 4
@@ -373,20 +373,20 @@ def test_an_episode_that_is_not_there_is_said(address, open_page):
     assert "no such episode" in page.locator(".problem").inner_text()
 
 
-def test_an_episode_that_failed_shows_why(open_page, tmp_path):
+def test_an_episode_that_failed_shows_why(open_page, tmp_path, serve):
     record = play(3, solves=False).model_copy(
         update={"end_reason": "error", "error": "the browser died", "is_success": None}
     )
     with TrajectoryWriter(tmp_path / "x" / "trajectories") as writer:
         writer.append([record, record.model_copy(update={"turns": [], "messages": [], "episode_id": "none"})])
-    with serving([tmp_path / "x"]) as address:
-        page = open_page(address)
-        page.locator("a.row .dot.error").first.wait_for()
-        page.locator("a.row").first.click()
-        assert page.locator(".problem").inner_text() == "the browser died"
-        for key in ("t", "g", "d", "n"):
-            page.keyboard.press(key)
-            page.wait_for_timeout(100)
+    address = serve([tmp_path / "x"])
+    page = open_page(address)
+    page.locator("a.row .dot.error").first.wait_for()
+    page.locator("a.row").first.click()
+    assert page.locator(".problem").inner_text() == "the browser died"
+    for key in ("t", "g", "d", "n"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(100)
 
 
 @pytest.mark.slow

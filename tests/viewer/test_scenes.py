@@ -6,7 +6,6 @@ import pytest
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.data import TrajectoryWriter
 from rllm_gym.data.records import EpisodeRecord, TurnRecord
-from tests.viewer.conftest import serving
 
 PAGE = """OBJECTIVE: Find Rugs.
 [1] RootWebArea 'Shop' focused: True
@@ -65,25 +64,25 @@ def by_expert(name, item, num_turns=20, **config):
 
 
 @pytest.fixture
-def scenes_of(open_page, tmp_path):
+def scenes_of(open_page, tmp_path, serve):
     """Return the scenes of a record as markup, before its first turn and after each; and what its conversation says."""
 
     def scenes_of(record, allowed=()):
         with TrajectoryWriter(tmp_path / record.env_id.replace("/", "-") / str(len(record.messages))) as writer:
             writer.append([record])
-        with serving([writer.folder]) as address:
-            page = open_page(address, allowed=allowed)
-            page.locator("a.row").first.click()
-            page.locator(".episode h1").wait_for()
-            if not page.locator(".scene").count():
-                return None, page.locator(".talk").inner_text()
-            found = []
-            for turn in range(len(record.turns)):
-                page.locator(".bead").nth(turn).click()
-                for when in ("before", "after")[turn > 0 :]:
-                    page.get_by_role("button", name=f"{when} turn {turn + 1}").click()
-                    found.append(page.locator(".scene").evaluate("scene => scene.innerHTML"))
-            return found, page.locator(".talk").inner_text()
+        address = serve([writer.folder])
+        page = open_page(address, allowed=allowed)
+        page.locator("a.row").first.click()
+        page.locator(".episode h1").wait_for()
+        if not page.locator(".scene").count():
+            return None, page.locator(".talk").inner_text()
+        found = []
+        for turn in range(len(record.turns)):
+            page.locator(".bead").nth(turn).click()
+            for when in ("before", "after")[turn > 0 :]:
+                page.get_by_role("button", name=f"{when} turn {turn + 1}").click()
+                found.append(page.locator(".scene").evaluate("scene => scene.innerHTML"))
+        return found, page.locator(".talk").inner_text()
 
     return scenes_of
 

@@ -46,11 +46,11 @@ function useAddress() {
 
 // --- keys ---
 
-// Calls handlers[key] for keys that are pressed outside of fields.
+// Calls handlers[key] for keys that are pressed outside of fields, from the moment that a view is there.
 function useKeys(handlers) {
   const latest = useRef(handlers);
   latest.current = handlers;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const press = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.target.closest?.("input, select, textarea")) return;
@@ -71,7 +71,12 @@ function useKeys(handlers) {
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const count = (value) => (isNumber(value) ? value.toLocaleString("en-US") : "-");
 const decimal = (value, digits = 3) => (isNumber(value) ? String(+value.toFixed(digits)) : "-");
-const precise = (value) => (isNumber(value) ? (value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4))) : "-");
+const precise = (value) =>
+  isNumber(value)
+    ? value !== 0 && Math.abs(value) < 1e-3
+      ? value.toExponential(1)
+      : String(+value.toPrecision(4))
+    : "-";
 const signed = (value, digits = 3) => (isNumber(value) ? (value > 0 ? "+" : "") + decimal(value, digits) : "-");
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 const shortEnv = (id) => id.replace(/^.*[:/]/, "");

@@ -3,9 +3,16 @@
 
 const SMOOTHING = 0.8; // of the exponential mean, debiased
 const USUAL = [
-  "env_runners/success_rate", "env_runners/episode_return_mean", "env_runners/num_turns_mean", "env_runners/num_sampled_tokens_per_turn_mean",
-  "env_runners/invalid_action_fraction", "env_runners/truncated_fraction", "learners/default_policy/entropy", "learners/default_policy/kl",
-  "learners/default_policy/logp_difference_mean", "learners/default_policy/gradient_norm",
+  "env_runners/success_rate",
+  "env_runners/episode_return_mean",
+  "env_runners/num_turns_mean",
+  "env_runners/num_sampled_tokens_per_turn_mean",
+  "env_runners/invalid_action_fraction",
+  "env_runners/truncated_fraction",
+  "learners/default_policy/entropy",
+  "learners/default_policy/kl",
+  "learners/default_policy/logp_difference_mean",
+  "learners/default_policy/gradient_norm",
 ];
 const LINE_COLOURS = ["--accent", "--good", "--warm", "--bad", "--violet", "--muted"];
 
@@ -47,11 +54,17 @@ function Curves({ query }) {
   const shown = [...USUAL.filter((name) => names.includes(name)), ...added.filter((name) => !USUAL.includes(name))];
   return html`
     <section class="curves">
-      <p class="summary">${curves.map((curve, k) => html`<span class="key"><i style=${{ background: `var(${LINE_COLOURS[k % LINE_COLOURS.length]})` }}></i><${Shown} text=${nameOfCurve(curve, curves)} /></span>`)}
+      <p class="summary">${curves.map(
+        (curve, k) => html`
+        <span class="key"><i style=${{ background: `var(${LINE_COLOURS[k % LINE_COLOURS.length]})` }}></i><${Shown} text=${nameOfCurve(curve, curves)} /></span>`,
+      )}
         <span class="hint">thin: raw, thick: smoothed, points: evaluations; shaded: stages of the horizon</span></p>
       <div class="charts">${shown.map((name) => html`<${Chart} key=${name} name=${name} curves=${curves} />`)}</div>
       <label class="more">More metrics
-        <select onChange=${(event) => { if (event.target.value) setMore([...added, event.target.value].join(",")); event.target.value = ""; }}>
+        <select onChange=${(event) => {
+          if (event.target.value) setMore([...added, event.target.value].join(","));
+          event.target.value = "";
+        }}>
           <option value="">choose</option>
           ${names.filter((name) => !shown.includes(name)).map((name) => html`<option value=${name}>${name}</option>`)}
         </select>
@@ -59,14 +72,16 @@ function Curves({ query }) {
     </section>`;
 }
 
-const nameOfCurve = (curve, curves) => (curves.filter(({ run }) => run === curve.run).length > 1 ? `${curve.run} ${curve.trial.slice(0, 24)}` : curve.run);
+const nameOfCurve = (curve, curves) =>
+  curves.filter(({ run }) => run === curve.run).length > 1 ? `${curve.run} ${curve.trial.slice(0, 24)}` : curve.run;
 
 function Chart({ name, curves }) {
   const box = useRef(null);
   const theme = useTheme();
   const data = useMemo(() => chartData(name, curves), [name, curves]);
   useLayoutEffect(() => {
-    const make = () => new uPlot(chartOptions(data, box.current.clientWidth, stagesOf(curves[0])), data.columns, box.current);
+    const make = () =>
+      new uPlot(chartOptions(data, box.current.clientWidth, stagesOf(curves[0])), data.columns, box.current);
     let plot = make();
     const observer = new ResizeObserver(() => plot.setSize({ width: box.current.clientWidth, height: 220 }));
     observer.observe(box.current);
@@ -79,7 +94,16 @@ function Chart({ name, curves }) {
 }
 
 function chartData(name, curves) {
-  const steps = [...new Set(curves.flatMap((curve) => [...curve.steps, ...Object.values(curve.evaluations).flat().map(([step]) => step)]))].sort((a, b) => a - b);
+  const steps = [
+    ...new Set(
+      curves.flatMap((curve) => [
+        ...curve.steps,
+        ...Object.values(curve.evaluations)
+          .flat()
+          .map(([step]) => step),
+      ]),
+    ),
+  ].sort((a, b) => a - b);
   const place = new Map(steps.map((step, k) => [step, k]));
   const spread = (pairs) => {
     const column = new Array(steps.length).fill(null);
@@ -93,10 +117,20 @@ function chartData(name, curves) {
     if (!values) return;
     series.push({ label: "raw", colour, kind: "raw", column: spread(curve.steps.map((step, i) => [step, values[i]])) });
     const smooth = smoothed(values);
-    series.push({ label: "smoothed", colour, kind: "smooth", column: spread(curve.steps.map((step, i) => [step, smooth[i]])) });
+    series.push({
+      label: "smoothed",
+      colour,
+      kind: "smooth",
+      column: spread(curve.steps.map((step, i) => [step, smooth[i]])),
+    });
     if (name !== "env_runners/success_rate") return;
     Object.entries(curve.evaluations).forEach(([split, points], s) => {
-      series.push({ label: `evaluation, ${split}`, colour: curves.length > 1 ? colour : LINE_COLOURS[1 + (s % 4)], kind: "points", column: spread(points) });
+      series.push({
+        label: `evaluation, ${split}`,
+        colour: curves.length > 1 ? colour : LINE_COLOURS[1 + (s % 4)],
+        kind: "points",
+        column: spread(points),
+      });
     });
   });
   return { series, columns: [steps, ...series.map(({ column }) => column)] };
@@ -105,13 +139,22 @@ function chartData(name, curves) {
 function chartOptions({ series }, width, stages) {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
-  const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "11px system-ui", labelFont: "11px system-ui" };
+  const axis = {
+    stroke: colour("--muted"),
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { stroke: colour("--line"), width: 1 },
+    font: "11px system-ui",
+    labelFont: "11px system-ui",
+  };
   return {
     width,
     height: 220,
     cursor: { drag: { x: true, y: false } },
     scales: { x: { time: false } },
-    axes: [{ ...axis, size: 28 }, { ...axis, size: 56, values: (_, values) => values.map(precise) }],
+    axes: [
+      { ...axis, size: 28 },
+      { ...axis, size: 56, values: (_, values) => values.map(precise) },
+    ],
     legend: { live: true },
     hooks: { drawClear: [(plot) => drawStages(plot, stages, colour)] },
     series: [

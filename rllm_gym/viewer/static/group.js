@@ -6,7 +6,10 @@ const MOST_BESIDE = 64;
 function Group({ row }) {
   const { version } = useStore();
   const mates = useMemo(() => store.groupOf(row).slice(0, MOST_BESIDE), [row.id, version]);
-  const { value, error, isWaiting } = useAnswer(() => Promise.all(mates.map((mate) => store.episode(mate.id))), mates.map(({ id }) => id).join());
+  const { value, error, isWaiting } = useAnswer(
+    () => Promise.all(mates.map((mate) => store.episode(mate.id))),
+    mates.map(({ id }) => id).join(),
+  );
   if (error) return html`<${Problem} text=${error} />`;
   if (!value || isWaiting) return html`<p class="busy">loading</p>`;
   const rewards = mates.map(({ total }) => total);
@@ -34,11 +37,13 @@ function Member({ mate, record, isThis }) {
         <div><dt>tokens</dt><dd>${count(mate.tokens)}</dd></div>
       </dl>
       <${AdvantageBar} value=${advantage} />
-      <ol>${turns.map((said, t) => html`
+      <ol>${turns.map(
+        (said, t) => html`
         <li class=${record.turns[t]?.is_invalid_action ? "invalid" : ""}>
           <a href=${addressOf(["episode", mate.id, String(t + 1)])}><pre class="action"><${Shown} text=${brief(said.action || said.thought)} /></pre></a>
           <p class="hint"><${Shown} text=${brief(said.replies.map(({ content }) => content).join(" "))} /></p>
-        </li>`)}</ol>
+        </li>`,
+      )}</ol>
       <p class="hint">${mate.end.replace("_", " ")}</p>
     </div>`;
 }

@@ -6,17 +6,25 @@ const EMPTY_FORM = { split: "", item: "", seed: "0", horizon: "", config: "", po
 function HubPage({ env }) {
   const { value: offers, error } = useAnswer(() => getJson("api/hub"), "hub");
   const [session, setSession] = useState(null); // {id, record, form}
-  if (!store.isLive) return html`<p class="empty">A file has no hub: it needs the server, <code>rllm-gym view</code>.</p>`;
+  if (!store.isLive)
+    return html`<p class="empty">A file has no hub: it needs the server, <code>rllm-gym view</code>.</p>`;
   if (error) return html`<${Problem} text=${error} />`;
   if (!offers) return html`<p class="busy">loading</p>`;
   const chosen = offers.environments.find(({ id }) => id === env);
   return html`
     <section class="hub">
       <nav class="environments" aria-label="Environments">
-        ${offers.environments.map(({ id, summary }) => html`<a key=${id} class=${id === env ? "on" : ""} href=${addressOf(["hub", id])}><b><${Shown} text=${shortEnv(id)} /></b><small><${Shown} text=${summary} /></small></a>`)}
+        ${offers.environments.map(
+          ({ id, summary }) => html`
+          <a key=${id} class=${id === env ? "on" : ""} href=${addressOf(["hub", id])}><b><${Shown} text=${shortEnv(id)} /></b><small><${Shown} text=${summary} /></small></a>`,
+        )}
       </nav>
-      ${chosen ? html`<${Hub} key=${env} environment=${chosen} policies=${offers.policies} session=${session?.record.env_id === env ? session : null} setSession=${setSession} />`
-        : html`<p class="empty">Choose an environment.</p>`}
+      ${
+        chosen
+          ? html`
+            <${Hub} key=${env} environment=${chosen} policies=${offers.policies} session=${session?.record.env_id === env ? session : null} setSession=${setSession} />`
+          : html`<p class="empty">Choose an environment.</p>`
+      }
     </section>`;
 }
 
@@ -28,7 +36,9 @@ function Hub({ environment, policies, session, setSession }) {
   live.current = session?.id;
   // Leaving the page ends the session; the server ends idle ones in any case.
   useEffect(() => {
-    const close = () => live.current && postJson(`api/hub/sessions/${live.current}`, { do: "close" }, { keepalive: true }).catch(() => {});
+    const close = () =>
+      live.current &&
+      postJson(`api/hub/sessions/${live.current}`, { do: "close" }, { keepalive: true }).catch(() => {});
     window.addEventListener("pagehide", close);
     return () => {
       window.removeEventListener("pagehide", close);
@@ -61,8 +71,13 @@ function Hub({ environment, policies, session, setSession }) {
         throw new Error(`env_config must be JSON: ${error.message}`);
       }
       const opened = await postJson("api/hub/sessions", {
-        env: environment.id, env_config: config, split: wanted.split.trim(), item_id: wanted.item.trim() || null,
-        seed: wanted.seed === "" ? 0 : Number(wanted.seed), horizon: wanted.horizon === "" ? null : Number(wanted.horizon), policy: wanted.policy,
+        env: environment.id,
+        env_config: config,
+        split: wanted.split.trim(),
+        item_id: wanted.item.trim() || null,
+        seed: wanted.seed === "" ? 0 : Number(wanted.seed),
+        horizon: wanted.horizon === "" ? null : Number(wanted.horizon),
+        policy: wanted.policy,
       });
       setSession({ id: opened.session, record: opened.record, form: wanted });
     });
@@ -71,25 +86,46 @@ function Hub({ environment, policies, session, setSession }) {
       const { record } = await postJson(`api/hub/sessions/${session.id}`, what);
       setSession({ ...session, record });
     });
-  const field = (name, title, options = {}) => html`<label>${title}<input name=${name} value=${form[name]} ...${options} onInput=${(event) => setForm({ ...form, [name]: event.target.value })} /></label>`;
+  const field = (name, title, options = {}) =>
+    html`<label>${title}<input name=${name} value=${form[name]} ...${options} onInput=${(event) => setForm({ ...form, [name]: event.target.value })} /></label>`;
   return html`
     <div class="play">
       <details class="doc" open=${!session}><summary><h1><${Shown} text=${shortEnv(environment.id)} /></h1> <${Shown} text=${environment.summary} /></summary><${Docstring} text=${environment.doc} /></details>
-      <form class="filters" onSubmit=${(event) => { event.preventDefault(); begin(); }}>
+      <form class="filters" onSubmit=${(event) => {
+        event.preventDefault();
+        begin();
+      }}>
         ${field("split", "Split", { list: "splits", placeholder: "train", size: 7 })}
         <datalist id="splits"><option value="train" /><option value="eval" /><option value="all" /></datalist>
         ${field("item", "Item", { placeholder: "any", size: 14 })}
         ${field("seed", "Seed", { type: "number", min: 0 })}
         ${field("horizon", "Horizon", { type: "number", min: 1, placeholder: "none" })}
         ${field("config", "env_config", { placeholder: "{}", size: 16, class: "mono" })}
-        ${policies.length ? html`<label>Model<select name="policy" onChange=${(event) => setForm({ ...form, policy: event.target.value })}>
-          <option value="">none</option>${policies.map((name) => html`<option value=${name} selected=${name === form.policy}><${Shown} text=${name} /></option>`)}</select></label>` : ""}
+        ${
+          policies.length
+            ? html`<label>Model<select name="policy" onChange=${(event) => setForm({ ...form, policy: event.target.value })}>
+          <option value="">none</option>${policies.map(
+            (name) => html`
+            <option value=${name} selected=${name === form.policy}><${Shown} text=${name} /></option>`,
+          )}</select></label>`
+            : ""
+        }
         <button class="main" disabled=${isBusy}>${session ? "Begin anew" : "Begin"}</button>
-        ${session ? html`<button type="button" disabled=${isBusy} onClick=${() => begin({ item: "", seed: String(Number(form.seed || 0) + 1) })}>Another task</button>` : ""}
+        ${
+          session
+            ? html`
+          <button type="button" disabled=${isBusy} onClick=${() => begin({ item: "", seed: String(Number(form.seed || 0) + 1) })}>Another task</button>`
+            : ""
+        }
       </form>
       <${Problem} text=${problem} />
       ${isBusy && !session ? html`<p class="busy">the environment begins</p>` : ""}
-      ${session ? html`<${Game} session=${session} isBusy=${isBusy} act=${act} hasModel=${Boolean(session.form.policy)} hasPicture=${environment.drawsPictures} />` : ""}
+      ${
+        session
+          ? html`
+        <${Game} session=${session} isBusy=${isBusy} act=${act} hasModel=${Boolean(session.form.policy)} hasPicture=${environment.drawsPictures} />`
+          : ""
+      }
     </div>`;
 }
 
@@ -117,32 +153,60 @@ function Game({ session: { id, record }, isBusy, act, hasModel, hasPicture }) {
       <${Facts} facts=${factsOfGame(record)} outcome=${outcomeOfGame(record)} />
       <${Problem} text=${record.error} />
       <${HubReplay} record=${record} turn=${turn} setTurn=${setTurn} states=${states} act=${isOver ? null : offer} picture=${hasPicture ? `api/hub/sessions/${id}/picture?turn=${record.turns.length}&seed=${record.seed}` : ""}>
-        ${isOver ? html`<p class=${`over ${outcomeOfGame(record)}`} id="over">${record.is_success ? "Solved" : "Over"}: ${record.end_reason.replace("_", " ")}</p>` : html`
+        ${
+          isOver
+            ? html`
+              <p class=${`over ${outcomeOfGame(record)}`} id="over">${record.is_success ? "Solved" : "Over"}: ${record.end_reason.replace("_", " ")}</p>`
+            : html`
           <div class="compose">
             <textarea ref=${box} name="action" rows="2" placeholder="Your action (Enter sends, Shift+Enter is a new line)" value=${text} disabled=${isBusy}
               onInput=${(event) => setText(event.target.value)}
-              onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); send(); } }}></textarea>
+              onKeyDown=${(event) => {
+                if (event.key === "Enter" && !event.shiftKey) {
+                  event.preventDefault();
+                  send();
+                }
+              }}></textarea>
             <div class="buttons">
               <button class="main" onClick=${send} disabled=${isBusy || !text.trim()}>Act</button>
               <button name="expert" onClick=${() => act({ do: "expert" })} disabled=${isBusy}>Expert acts</button>
-              ${hasModel ? html`<button name="model" onClick=${() => act({ do: "model", temperature: Number(temperature) || 0 })} disabled=${isBusy}>Model acts</button>
-                <label>temperature <input size="4" inputmode="decimal" value=${temperature} onInput=${(event) => setTemperature(event.target.value)} /></label>` : ""}
+              ${
+                hasModel
+                  ? html`
+                    <button name="model" onClick=${() => act({ do: "model", temperature: Number(temperature) || 0 })} disabled=${isBusy}>Model acts</button>
+                <label>temperature <input size="4" inputmode="decimal" value=${temperature} onInput=${(event) => setTemperature(event.target.value)} /></label>`
+                  : ""
+              }
               ${isBusy ? html`<span class="busy">waiting</span>` : ""}
             </div>
-            ${offers.length ? html`<div class="offers">${offers.slice(0, 40).map((said) => html`<button class="chip" onClick=${() => offer(said)}><${Shown} text=${said} /></button>`)}</div>` : ""}
-          </div>`}
+            ${
+              offers.length
+                ? html`<div class="offers">${offers.slice(0, 40).map(
+                    (said) => html`
+              <button class="chip" onClick=${() => offer(said)}><${Shown} text=${said} /></button>`,
+                  )}</div>`
+                : ""
+            }
+          </div>`
+        }
       <//>
     </div>`;
 }
 
-const outcomeOfGame = ({ end_reason: end, is_success: isSuccess }) => (end === "error" ? "error" : !end ? "none" : isSuccess ? "success" : "failure");
+const outcomeOfGame = ({ end_reason: end, is_success: isSuccess }) =>
+  end === "error" ? "error" : !end ? "none" : isSuccess ? "success" : "failure";
 
 const factsOfGame = ({ turns, ...record }) => ({
   outcome: record.end_reason ? OUTCOMES[outcomeOfGame(record)] : "open",
-  task: record.item_id, return: decimal(turns.reduce((sum, turn) => sum + turn.reward, 0)),
+  task: record.item_id,
+  return: decimal(turns.reduce((sum, turn) => sum + turn.reward, 0)),
   turns: record.max_episode_steps ? `${turns.length} of ${record.max_episode_steps}` : turns.length,
-  tokens: count(turns.reduce((sum, turn) => sum + turn.action_ids.length, 0)), "ended by": record.end_reason.replace("_", " "),
-  category: record.category, split: record.split, invalid: turns.filter((turn) => turn.is_invalid_action).length || null, seed: record.seed,
+  tokens: count(turns.reduce((sum, turn) => sum + turn.action_ids.length, 0)),
+  "ended by": record.end_reason.replace("_", " "),
+  category: record.category,
+  split: record.split,
+  invalid: turns.filter((turn) => turn.is_invalid_action).length || null,
+  seed: record.seed,
 });
 
 // As `Replay`, but the scene is that of now, and what is in it can be chosen.
@@ -156,15 +220,32 @@ function HubReplay({ record, turn, setTurn, states, act, picture, children }) {
       <div class=${states || picture ? "stage" : "stage alone"}>
         <div class="talk">
           ${opening.map((message) => html`<${Said} message=${message} isTask=${true} />`)}
-          ${turns.map((said, t) => html`<div key=${t} class=${`exchange ${t === turn ? "current" : ""}`} onClick=${() => setTurn(t)}>
-            ${isRewritten(record, t) ? html`<p class="seam">The history was rewritten here.</p>` : ""}<${Acted} said=${said} number=${t + 1} turn=${record.turns[t]} />${said.replies.map((message) => html`<${Said} message=${message} />`)}</div>`)}
+          ${turns.map(
+            (
+              said,
+              t,
+            ) => html`<div key=${t} class=${`exchange ${t === turn ? "current" : ""}`} onClick=${() => setTurn(t)}>
+            ${
+              isRewritten(record, t)
+                ? html`
+              <p class="seam">The history was rewritten here.</p>`
+                : ""
+            }<${Acted} said=${said} number=${t + 1} turn=${record.turns[t]} />${said.replies.map(
+              (message) => html`
+              <${Said} message=${message} />`,
+            )}</div>`,
+          )}
           ${children}
           <div ref=${end}></div>
         </div>
-        ${states || picture ? html`<aside class="scene" aria-label="Scene">
+        ${
+          states || picture
+            ? html`<aside class="scene" aria-label="Scene">
           ${picture ? html`<img src=${picture} alt="Picture of the environment" />` : ""}
           ${states ? html`<${SceneView} states=${states} turn=${turns.length - 1} act=${act ?? (() => {})} />` : ""}
-        </aside>` : ""}
+        </aside>`
+            : ""
+        }
       </div>
     </div>`;
 }

@@ -5,11 +5,20 @@ const ROW_HEIGHT = 36;
 const OUTCOMES = { success: "succeeded", failure: "failed", error: "error", none: "no verdict" };
 
 const COLUMNS = [
-  { name: "outcome", title: "", draw: (row) => html`<span class=${`dot ${row.outcome}`} title=${OUTCOMES[row.outcome]}></span>` },
+  {
+    name: "outcome",
+    title: "",
+    draw: (row) => html`<span class=${`dot ${row.outcome}`} title=${OUTCOMES[row.outcome]}></span>`,
+  },
   { name: "item", title: "Task", draw: (row) => html`<${Shown} text=${row.item || `seed ${row.seed}`} />` },
   { name: "env", title: "Environment", draw: (row) => html`<${Shown} text=${shortEnv(row.env)} />` },
   { name: "category", title: "Category", draw: (row) => html`<${Shown} text=${row.category} />` },
-  { name: "split", title: "Split", draw: (row) => html`<span class=${row.evaluation ? "tag evaluation" : "tag"}><${Shown} text=${row.split || "-"} /></span>` },
+  {
+    name: "split",
+    title: "Split",
+    draw: (row) =>
+      html`<span class=${row.evaluation ? "tag evaluation" : "tag"}><${Shown} text=${row.split || "-"} /></span>`,
+  },
   { name: "total", title: "Return", number: true, draw: (row) => decimal(row.total) },
   { name: "turns", title: "Turns", number: true, draw: (row) => count(row.turns) },
   { name: "tokens", title: "Tokens", number: true, draw: (row) => count(row.tokens) },
@@ -104,16 +113,23 @@ function Filters({ query, set }) {
       </select></label>`;
   };
   const bound = ({ name, title }) => html`<label class="bounds">${title}
-    <span>${["from", "to"].map((side) => html`<input
+    <span>${["from", "to"].map(
+      (side) => html`<input
       name=${`${name}_${side}`} inputmode="decimal" size="4" placeholder=${side} aria-label=${`${title} ${side}`}
-      value=${query[`${name}_${side}`] || ""} onInput=${(event) => set({ [`${name}_${side}`]: event.target.value })} />`)}</span></label>`;
+      value=${query[`${name}_${side}`] || ""} onInput=${(event) => set({ [`${name}_${side}`]: event.target.value })} />`,
+    )}</span></label>`;
   return html`
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
       <label class="search">Text
         <input name="text" type="search" placeholder="in what was said  ( / )" value=${query.text || ""}
           onInput=${(event) => set({ text: event.target.value })} /></label>
       ${CHOICES.map(choice)} ${BOUNDS.map(bound)}
-      ${query.item ? html`<label>Task <button type="button" class="chip" onClick=${() => set({ item: "" })}><${Shown} text=${query.item} /> \u00d7</button></label>` : ""}
+      ${
+        query.item
+          ? html`
+        <label>Task <button type="button" class="chip" onClick=${() => set({ item: "" })}><${Shown} text=${query.item} /> \u00d7</button></label>`
+          : ""
+      }
     </form>`;
 }
 
@@ -134,12 +150,19 @@ function Table({ rows, sort, setSort }) {
     body.current.focus({ preventScroll: true }); // Enter now means the chosen row
     const { scrollTop, clientHeight } = body.current;
     if (next * ROW_HEIGHT < scrollTop) body.current.scrollTop = next * ROW_HEIGHT;
-    if ((next + 1) * ROW_HEIGHT > scrollTop + clientHeight) body.current.scrollTop = (next + 1) * ROW_HEIGHT - clientHeight;
+    if ((next + 1) * ROW_HEIGHT > scrollTop + clientHeight)
+      body.current.scrollTop = (next + 1) * ROW_HEIGHT - clientHeight;
   };
   const page = Math.floor(view.height / ROW_HEIGHT) - 1;
   useKeys({
-    ArrowDown: () => move(at + 1), j: () => move(at + 1), ArrowUp: () => move(at - 1), k: () => move(at - 1),
-    PageDown: () => move(at + page), PageUp: () => move(at - page), Home: () => move(0), End: () => move(rows.length - 1),
+    ArrowDown: () => move(at + 1),
+    j: () => move(at + 1),
+    ArrowUp: () => move(at - 1),
+    k: () => move(at - 1),
+    PageDown: () => move(at + page),
+    PageUp: () => move(at - page),
+    Home: () => move(0),
+    End: () => move(rows.length - 1),
     Enter: () => rows[at] && go(["episode", rows[at].id]),
     "/": () => document.querySelector("input[name=text]").focus(),
   });
@@ -156,11 +179,13 @@ function Table({ rows, sort, setSort }) {
       <div class="head row" role="row">${COLUMNS.map(header)}</div>
       <div class="body" tabIndex="-1" ref=${body} onScroll=${() => setView({ top: body.current.scrollTop, height: body.current.clientHeight })}>
         <div style=${{ height: `${rows.length * ROW_HEIGHT}px`, position: "relative" }}>
-          ${rows.slice(first, last).map((row, k) => html`
+          ${rows.slice(first, last).map(
+            (row, k) => html`
             <a key=${row.id} role="row" class=${`row ${first + k === at ? "chosen" : ""}`} href=${addressOf(["episode", row.id])}
               style=${{ top: `${(first + k) * ROW_HEIGHT}px` }} onClick=${() => setChosen(first + k)}>
               ${COLUMNS.map(({ name, number, draw }) => html`<span role="cell" class=${`c-${name} ${number ? "number" : ""}`}>${draw(row)}</span>`)}
-            </a>`)}
+            </a>`,
+          )}
         </div>
         ${rows.length ? "" : html`<p class="empty">No episodes.</p>`}
       </div>

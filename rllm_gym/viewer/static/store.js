@@ -69,7 +69,11 @@ const store = {
     }
     const wanted = text.toLowerCase();
     const says = ({ record }) => record.messages.some((m) => String(m.content).toLowerCase().includes(wanted));
-    return new Set(Object.values(embedded.episodes).filter(says).map((episode) => episode.id));
+    return new Set(
+      Object.values(embedded.episodes)
+        .filter(says)
+        .map((episode) => episode.id),
+    );
   },
 
   async curves() {
@@ -80,14 +84,21 @@ const store = {
   groupOf(row) {
     if (!row.group) return [row];
     const isMate = (other) =>
-      other.trial === row.trial && other.group === row.group && other.env === row.env && other.agent === row.agent &&
-      other.evaluation === row.evaluation && other.step === row.step && !other.isHidden;
+      other.trial === row.trial &&
+      other.group === row.group &&
+      other.env === row.env &&
+      other.agent === row.agent &&
+      other.evaluation === row.evaluation &&
+      other.step === row.step &&
+      !other.isHidden;
     return this.rows.filter(isMate).sort((a, b) => a.member - b.member);
   },
 
   // The records of the other agents of the same episode.
   agentsOf(row) {
-    return this.rows.filter((r) => r.trial === row.trial && r.episode === row.episode && r.step === row.step && !r.isHidden);
+    return this.rows.filter(
+      (r) => r.trial === row.trial && r.episode === row.episode && r.step === row.step && !r.isHidden,
+    );
   },
 
   _take(state) {
@@ -99,8 +110,12 @@ const store = {
       this._generation = state.generation;
     }
     const hasNews =
-      isAnew || state.rows.length || state.isComplete !== this.isComplete || this.problem ||
-      state.damaged.length !== this.damaged.length || state.hidden.length !== (this._numHidden || 0);
+      isAnew ||
+      state.rows.length ||
+      state.isComplete !== this.isComplete ||
+      this.problem ||
+      state.damaged.length !== this.damaged.length ||
+      state.hidden.length !== (this._numHidden || 0);
     if (!hasNews) return;
     if (state.first > this.rows.length) return; // an answer to an older question
     for (const values of state.rows.slice(this.rows.length - state.first)) {
@@ -141,7 +156,12 @@ async function getJson(path, options) {
 }
 
 const postJson = (path, body, options = {}) =>
-  getJson(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), ...options });
+  getJson(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    ...options,
+  });
 
 // Draws a component again whenever the store has changed.
 function useStore() {

@@ -45,10 +45,15 @@ function splitTurn(text) {
     return { ...rest, thought: [tagged[1].trim(), rest.thought].filter(Boolean).join("\n\n") };
   }
   const said = (thought, action) => ({ thought: thought.trim(), action: action.trim(), command: action.trim() });
-  const wrapped = /<tool_call>\s*([\s\S]*?)\s*(?:<\/tool_call>|$)/.exec(text) ?? /```(?:\w+)?\n([\s\S]*?)(?:```|$)/.exec(text);
+  const wrapped =
+    /<tool_call>\s*([\s\S]*?)\s*(?:<\/tool_call>|$)/.exec(text) ?? /```(?:\w+)?\n([\s\S]*?)(?:```|$)/.exec(text);
   const body = wrapped ? wrapped[1] : text;
   const call = readJsonCall(body) ?? readCodeCall(body);
-  if (call) return { ...call, thought: [wrapped ? text.slice(0, wrapped.index).trim() : "", call.thought].filter(Boolean).join("\n\n") };
+  if (call)
+    return {
+      ...call,
+      thought: [wrapped ? text.slice(0, wrapped.index).trim() : "", call.thought].filter(Boolean).join("\n\n"),
+    };
   const at = text.lastIndexOf("Action:");
   if (at >= 0) return said(stripThought(text.slice(0, at)), text.slice(at + 7));
   if (wrapped) return said(text.slice(0, wrapped.index), wrapped[1]);
@@ -60,7 +65,11 @@ function readJsonCall(text) {
     const { thought = "", name, arguments: values = {} } = JSON.parse(text);
     if (typeof name !== "string" || typeof values !== "object" || values === null) return null;
     const shown = Object.entries(values).map(([key, value]) => `${key}=${JSON.stringify(value)}`);
-    return { thought: String(thought), action: `${name}(${shown.join(", ")})`, command: inWords(name, Object.values(values)) };
+    return {
+      thought: String(thought),
+      action: `${name}(${shown.join(", ")})`,
+      command: inWords(name, Object.values(values)),
+    };
   } catch {
     return null;
   }
@@ -70,8 +79,13 @@ function readJsonCall(text) {
 function readCodeCall(text) {
   const code = /^((?:\s*#[^\n]*\n)*)\s*(\w+)\(([^\n]*)\)\s*$/.exec(text);
   if (!code) return null;
-  const values = code[3].matchAll(/"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|(?<==\s*|^\s*|,\s*)([-\w.]+)(?=\s*(?:,|$))/g);
-  const command = inWords(code[2], [...values].map((match) => match[1] ?? match[2] ?? match[3]));
+  const values = code[3].matchAll(
+    /"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|(?<==\s*|^\s*|,\s*)([-\w.]+)(?=\s*(?:,|$))/g,
+  );
+  const command = inWords(
+    code[2],
+    [...values].map((match) => match[1] ?? match[2] ?? match[3]),
+  );
   return { thought: code[1].replace(/^\s*#\s?/gm, "").trim(), action: `${code[2]}(${code[3]})`, command };
 }
 

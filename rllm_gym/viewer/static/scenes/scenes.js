@@ -13,7 +13,10 @@ const sceneOf = (record) => scenes.find(({ matches }) => matches.test(record.env
 // Return the states before the first turn, after it, and so on; null where nothing can be drawn.
 function sceneStates(record, opening, turns) {
   const scene = sceneOf(record);
-  const task = opening.filter(({ role }) => role === "user").map(({ content }) => String(content)).join("\n");
+  const task = opening
+    .filter(({ role }) => role === "user")
+    .map(({ content }) => String(content))
+    .join("\n");
   if (!scene || !task) return null;
   try {
     const states = [scene.begin(task)];
@@ -21,8 +24,10 @@ function sceneStates(record, opening, turns) {
     turns.forEach((said, k) => {
       const reply = said.replies.map(({ content }) => String(content)).join("\n");
       const [turn, next] = [record.turns[k], record.turns[k + 1]];
-      if (next?.attempt > (turn?.attempt ?? 1)) states.push(scene.begin(reply) ?? scene.begin(task)); // the task begins again
-      else if ((turn?.kind ?? "action") !== "action") states.push(states[k]); // a plan does nothing
+      if (next?.attempt > (turn?.attempt ?? 1))
+        states.push(scene.begin(reply) ?? scene.begin(task)); // the task begins again
+      else if ((turn?.kind ?? "action") !== "action")
+        states.push(states[k]); // a plan does nothing
       else states.push(scene.step(states[k], said, reply, turn));
     });
     return { scene, states };
@@ -39,8 +44,14 @@ function SceneView({ states: { scene, states }, turn, said, act }) {
   if (!shown) return null;
   return html`
     <div class=${`scene-of ${scene.title}`}>
-      ${isBegin || act ? "" : html`<div class="segments">${["before", "after"].map((name) => html`
-        <button class=${name === when ? "on" : ""} aria-pressed=${name === when} onClick=${() => setWhen(name)}>${name} turn ${turn + 1}</button>`)}</div>`}
+      ${
+        isBegin || act
+          ? ""
+          : html`<div class="segments">${["before", "after"].map(
+              (name) => html`
+        <button class=${name === when ? "on" : ""} aria-pressed=${name === when} onClick=${() => setWhen(name)}>${name} turn ${turn + 1}</button>`,
+            )}</div>`
+      }
       <${Guard} key=${`${turn}${when}`} what="The scene"><${scene.draw} state=${shown} said=${when === "before" ? said : null} act=${act} /><//>
     </div>`;
 }

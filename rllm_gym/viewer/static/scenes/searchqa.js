@@ -18,18 +18,40 @@ scenes.push({
       return { ...state, searches: [...state.searches, { query: query.trim(), hits }] };
     }
     const answer = [...text.matchAll(/<answer>([\s\S]*?)<\/answer>/g)].pop()?.[1];
-    return answer === undefined ? state : { ...state, answers: [...state.answers, { answer: answer.trim(), verdict: reply.trim() }] };
+    return answer === undefined
+      ? state
+      : { ...state, answers: [...state.answers, { answer: answer.trim(), verdict: reply.trim() }] };
   },
-  offers: () => ["<think>I need to look this up.</think>\n<search></search>", "<think>I know the answer.</think>\n<answer></answer>"],
+  offers: () => [
+    "<think>I need to look this up.</think>\n<search></search>",
+    "<think>I know the answer.</think>\n<answer></answer>",
+  ],
 
   draw({ state }) {
     const last = state.searches[state.searches.length - 1];
     return html`
       <h2><${Shown} text=${state.question} /></h2>
-      ${last ? html`<p class="query">\u2315 <${Shown} text=${last.query} /></p>
-        ${last.hits.map((hit) => html`<div class="hit"><b><${Shown} text=${hit.title} /></b><p><${Shown} text=${hit.said} mark=${state.answers[state.answers.length - 1]?.answer} /></p></div>`)}
-        ${last.hits.length ? "" : html`<p class="hint">no passage found</p>`}` : html`<p class="hint">nothing searched yet</p>`}
-      ${state.searches.length > 1 ? html`<h3>Earlier searches</h3><ul class="things">${state.searches.slice(0, -1).map(({ query }) => html`<li><${Shown} text=${query} /></li>`)}</ul>` : ""}
-      ${state.answers.map(({ answer, verdict }) => html`<p class=${/^Correct/.test(verdict) ? "verdict good" : "verdict bad"}><b><${Shown} text=${answer} /></b> <${Shown} text=${verdict} /></p>`)}`;
+      ${
+        last
+          ? html`<p class="query">\u2315 <${Shown} text=${last.query} /></p>
+        ${last.hits.map(
+          (hit) => html`
+          <div class="hit"><b><${Shown} text=${hit.title} /></b><p><${Shown} text=${hit.said} mark=${state.answers[state.answers.length - 1]?.answer} /></p></div>`,
+        )}
+        ${last.hits.length ? "" : html`<p class="hint">no passage found</p>`}`
+          : html`<p class="hint">nothing searched yet</p>`
+      }
+      ${
+        state.searches.length > 1
+          ? html`<h3>Earlier searches</h3><ul class="things">${state.searches.slice(0, -1).map(
+              ({ query }) => html`
+        <li><${Shown} text=${query} /></li>`,
+            )}</ul>`
+          : ""
+      }
+      ${state.answers.map(
+        ({ answer, verdict }) => html`
+        <p class=${/^Correct/.test(verdict) ? "verdict good" : "verdict bad"}><b><${Shown} text=${answer} /></b> <${Shown} text=${verdict} /></p>`,
+      )}`;
   },
 });

@@ -36,15 +36,25 @@ scenes.push({
     const all = Object.entries(state.places);
     const [left, top] = [Math.min(...all.map(([, [x]]) => x)), Math.min(...all.map(([, [, y]]) => y))];
     const [right, bottom] = [Math.max(...all.map(([, [x]]) => x)), Math.max(...all.map(([, [, y]]) => y))];
-    const at = (name) => [(state.places[name][0] - left) * ROOM.width + ROOM.width / 2, (state.places[name][1] - top) * ROOM.height + ROOM.height / 2];
+    const at = (name) => [
+      (state.places[name][0] - left) * ROOM.width + ROOM.width / 2,
+      (state.places[name][1] - top) * ROOM.height + ROOM.height / 2,
+    ];
     const size = [(right - left + 1) * ROOM.width, (bottom - top + 1) * ROOM.height];
     return html`
       <h2><${Shown} text=${state.room} /></h2>
       <svg class="map" viewBox=${`0 0 ${size[0]} ${size[1]}`} style=${{ maxWidth: `${size[0]}px` }} role="img" aria-label="Map">
         ${state.links.map(([a, b]) => html`<line x1=${at(a)[0]} y1=${at(a)[1]} x2=${at(b)[0]} y2=${at(b)[1]} />`)}
-        ${all.map(([name]) => html`<g transform=${`translate(${at(name)[0]} ${at(name)[1]})`} class=${name === state.room ? "here" : ""}>
-          <rect x=${-ROOM.width / 2 + 6} y="-18" width=${ROOM.width - 12} height="36" rx="6" /><text text-anchor="middle" dy="5"><${Shown} text=${name} /></text></g>`)}
+        ${all.map(
+          ([
+            name,
+          ]) => html`<g transform=${`translate(${at(name)[0]} ${at(name)[1]})`} class=${name === state.room ? "here" : ""}>
+          <rect x=${-ROOM.width / 2 + 6} y="-18" width=${ROOM.width - 12} height="36" rx="6" /><text text-anchor="middle" dy="5"><${Shown} text=${name} /></text></g>`,
+        )}
       </svg>
-      <h3>Carried</h3><ul class="items">${state.carried.map((name) => html`<li><${Shown} text=${name} /></li>`)}${state.carried.length ? "" : html`<li class="hint">nothing</li>`}</ul>`;
+      <h3>Carried</h3><ul class="items">${state.carried.map(
+        (name) => html`
+        <li><${Shown} text=${name} /></li>`,
+      )}${state.carried.length ? "" : html`<li class="hint">nothing</li>`}</ul>`;
   },
 });
