@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +103,31 @@ def needs_java() -> None:
 @pytest.fixture(scope="session")
 def needs_textworld() -> None:
     skip_without("textworld")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let what libraries drop into the temporary folder, in any process, go with the session; pytest's own stays."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix="rg-")  # short: sockets lie there, whose paths have 107 characters at most
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def no_module_is_left() -> Iterator[None]:
+    """Fail a test that leaves a module from a file of its own where other tests would import it."""
+    before = set(sys.modules)
+    yield
+    own = os.path.join(os.environ["PYTEST_DEBUG_TEMPROOT"], "pytest-of-")
+    left = [
+        name
+        for name in set(sys.modules) - before
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(own)
+    ]
+    for name in left:
+        del sys.modules[name]
+    assert not left, f"left in sys.modules: {', '.join(sorted(left))}"
 
 
 # Tests of these come first among the slow ones: where time is short (`.ci/run`), the rest is left out.

@@ -29,6 +29,8 @@ def missing(what: str) -> str:
     if what == "textworld":
         is_there = find_spec("textworld") is not None
         return "" if is_there else "TextWorld is not installed: its extra needs a C compiler and make."
+    if what == "java" and (packages := [name for name in ("scienceworld", "py4j") if find_spec(name) is None]):
+        return f"{' and '.join(packages)} of the extra sciworld is not installed."
     try:
         {"browser": find_chromium, "java": find_java}[what]()
     except ConfigError as e:

@@ -24,7 +24,11 @@ def nothing_is_there(monkeypatch):
 
 @pytest.mark.parametrize(
     ("what", "reason"),
-    [("browser", "There is none"), ("java", "There is none"), ("textworld", "a C compiler and make")],
+    [
+        ("browser", "There is none"),
+        ("java", "scienceworld and py4j of the extra sciworld"),
+        ("textworld", "a C compiler and make"),
+    ],
 )
 def test_what_is_missing_skips_a_test_and_says_why_or_fails_it_where_nothing_may_be_skipped(what, reason, monkeypatch):
     with pytest.raises(pytest.skip.Exception, match=reason):

@@ -76,7 +76,7 @@ def test_a_scripted_engine_by_name_says_its_replies_again_and_again():
 @pytest.mark.parametrize(
     ("engine", "options", "message"),
     [
-        ("vlm", {}, "engine: must be one of scripted, transformers, vllm, or \"module:name\"; got 'vlm'. Did you mean "
+        ("vlm", {}, "must be one of openai, scripted, transformers, vllm, or \"module:name\"; got 'vlm'. Did you mean "
          "'vllm'?"),
         (f"{__name__}:Parot", {}, f"Did you mean '{__name__}:Parrot'?"),
         (5, {}, "engine: must be a class or a function that makes an engine; got 5."),

@@ -28,9 +28,13 @@ class _Lazy:
         raise ImportError(f"{name} needs a package that is not installed")
 
 
-# vLLM must start beside it.
-sys.modules["tests_lazy_library"] = ModuleType("tests_lazy_library")
-sys.modules["tests_lazy_library"].part = _Lazy()  # type: ignore[attr-defined]
+@pytest.fixture(scope="module", autouse=True)
+def lazy_library():
+    """What vLLM must start beside."""
+    sys.modules["tests_lazy_library"] = ModuleType("tests_lazy_library")
+    sys.modules["tests_lazy_library"].part = _Lazy()  # type: ignore[attr-defined]
+    yield
+    del sys.modules["tests_lazy_library"]
 
 
 def make_engine(folder):
