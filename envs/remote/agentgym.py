@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rllm_gym.envs.base import ItemIds, parse_action
 from rllm_gym.envs.remote.env import NotOpenedError, RemoteEnv, Reply, Tasks, first_answer, now_kept
-from rllm_gym.envs.remote.http import Http
+from rllm_gym.envs.remote.http import NO_ROUTE, Http, StatusError
 from rllm_gym.envs.remote.urls import least_used
 from rllm_gym.envs.searchqa.questions import AGENTGYM_RANGES, SPLIT_OF_SOURCE
 from rllm_gym.errors import ConfigError, EnvError, nearest
@@ -239,7 +239,9 @@ def _tasks_at(url: str, token: str | None, timeout_s: float, env_type: str, kept
         http.get("/")  # is anybody there?
         try:
             return Tasks(http.get("/tasks"))
-        except EnvError:  # 404: AgentGym's own
+        except StatusError as error:
+            if error.status not in NO_ROUTE:
+                raise
             return Tasks(_agentgym_splits(env_type))
     finally:
         http.close()

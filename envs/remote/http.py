@@ -8,6 +8,20 @@ from rllm_gym.envs.remote.env import NotOpenedError, need, warn_of_version
 from rllm_gym.envs.remote.wire import VERSION_HEADER, package_version
 from rllm_gym.errors import EnvError
 
+NO_ROUTE = (404, 405, 501)  # what a server answers that does not know a request
+
+
+class StatusError(EnvError):
+    """A server refuses a request.
+
+    Args:
+        status: HTTP's.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
 
 class Http:
     """A server's HTTP side.
@@ -58,7 +72,8 @@ class Http:
         if response.status_code == 503:
             raise NotOpenedError(f"{where}: {_error_of(response)}")
         if response.status_code != 200:
-            raise EnvError(f"{where}: got status {response.status_code}: {_error_of(response)}")
+            error_text = f"{where}: got status {response.status_code}: {_error_of(response)}"
+            raise StatusError(error_text, response.status_code)
         try:
             answer = response.json()
         except ValueError as error:

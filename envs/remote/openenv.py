@@ -10,7 +10,7 @@ from typing import Any
 from rllm_gym.envs.base import ItemIds
 from rllm_gym.envs.remote.actions import ActionForm, ToolsForm, form_of, is_of_tools, text_of
 from rllm_gym.envs.remote.env import NotOpenedError, RemoteEnv, Reply, Tasks, first_answer, now_kept
-from rllm_gym.envs.remote.http import Http, headers
+from rllm_gym.envs.remote.http import NO_ROUTE, Http, StatusError, headers
 from rllm_gym.envs.remote.urls import least_used
 from rllm_gym.envs.remote.wire import EXPERT
 from rllm_gym.errors import ConfigError, EnvError
@@ -153,7 +153,7 @@ class OpenEnvSession:
             self._client.close()
 
     def _task(self, item_id: str) -> dict[str, Any]:
-        """Return what a reset names a task by: its id here; elsewhere its split and index, as OpenEnv's guide has it."""
+        """Return what a reset names a task by: its id here; elsewhere its split and index, as OpenEnv has it."""
         if self._is_ours:
             return {"item_id": item_id}
         split, _, index = item_id.rpartition("/")
@@ -221,9 +221,9 @@ def _tasks_at(url: str, token: str | None, timeout_s: float, kept: int) -> Tasks
         names = http.get("/list_environments")
         splits = [split["name"] for split in http.get(f"/{names[0]}/splits")]
         found = {split: http.post(f"/{names[0]}/tasks", {"split": split})["tasks"] for split in splits}
-    except NotOpenedError:
-        raise
-    except EnvError:  # 404 or 501: it has none
+    except StatusError as error:
+        if error.status not in NO_ROUTE:
+            raise
         return Tasks({})
     finally:
         http.close()

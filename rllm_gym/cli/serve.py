@@ -82,9 +82,8 @@ def serve(
             with _cluster(ray, ray_address, num_workers):
                 asyncio.run(serve_until_stopped(table, protocol, binding, say=_say))
         except OSError as error:
-            raise ConfigError(
-                f"serve: --host and --port must be free; got {host}:{port} ({error.strerror})."
-            ) from error
+            why = error.strerror or error
+            raise ConfigError(f"serve: the address must be free; got {host}:{port} ({why}). Set --port.") from error
 
 
 def _say(text: str) -> None:

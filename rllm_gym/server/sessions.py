@@ -25,6 +25,7 @@ from rllm_gym.server.workers import Environments, Worker, WorkerDiedError
 
 logger = logging.getLogger(__name__)
 
+START_TIMEOUT_S = 300.0  # for a worker to start, and to make an environment for the first time
 REAP_EVERY_S = 1.0
 MAX_RESTART_WAIT_S = 30.0  # before another start, where workers die at once
 
@@ -141,7 +142,7 @@ class SessionTable:
             self._start_worker()
         try:
             for name in self._environments:
-                kind, result = await self._answer(self.workers[0], "describe", name)
+                kind, result = await self._answer(self.workers[0], START_TIMEOUT_S, "describe", name)
                 if kind != OK:
                     reason = f"it raised {result}; the log says more" if kind == FAILED else result
                     raise ConfigError(f"serve: {name}: {reason}")
@@ -273,12 +274,16 @@ class SessionTable:
         if session.worker is None:
             if not self.workers:
                 raise FullError("The workers are being started anew. Try again.")
-            session.worker = min(self.workers, key=lambda worker: worker.num_sessions)
+            # One that is being started is as good as another one only where there is no other.
+            session.worker = min(self.workers, key=lambda worker: (not worker.started.done(), worker.num_sessions))
             session.worker.num_sessions += 1
         session.last_used_s = time.monotonic()
         self._num_calls += 1
         try:
-            kind, result = await self._answer(session.worker, method, session.id, *args)
+            kind, result = await self._answer(session.worker, self.timeout_s, method, session.id, *args)
+        except TimedOutError:
+            self._close_session(session)
+            raise
         finally:
             self._num_calls -= 1
             session.last_used_s = time.monotonic()
@@ -289,16 +294,17 @@ class SessionTable:
         logger.warning("%s refused a %s: %s", session.environment, method, result)
         raise EnvFailedError(f"{session.environment} cannot be played as it is served. The server's log says why.")
 
-    async def _answer(self, worker: Worker, method: str, *args: Any) -> list[Any]:
+    async def _answer(self, worker: Worker, timeout_s: float, method: str, *args: Any) -> list[Any]:
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                if not worker.started.done():
+                    await asyncio.wait([worker.started, worker.died], return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(timeout_s):
                 return await worker.call(method, *args)
         except TimeoutError as error:
-            logger.warning("%s took longer than %g s: its worker is killed", method, self.timeout_s)
+            logger.warning("%s took longer than %g s: its worker is killed", method, timeout_s)
             worker.kill()
-            raise TimedOutError(
-                f"{method} must return within {self.timeout_s:g} s; the environment is lost."
-            ) from error
+            raise TimedOutError(f"A {method} must return within {timeout_s:g} s; the session is lost.") from error
         except WorkerDiedError as error:
             raise TimedOutError("The environment's process died, and the session with it. Create one.") from error
 
@@ -313,7 +319,7 @@ class SessionTable:
     async def _close_environment(self, session: Session) -> None:
         async with session.lock:  # after the call that is under way
             with contextlib.suppress(ServeError):
-                await self._answer(session.worker, "close", session.id)  # type: ignore[arg-type]
+                await self._answer(session.worker, self.timeout_s, "close", session.id)  # type: ignore[arg-type]
 
     async def _reap(self) -> None:
         while True:

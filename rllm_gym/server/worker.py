@@ -1,6 +1,6 @@
 """A worker process: `python -m rllm_gym.server.worker FD` answers requests that come as JSON lines on a socket.
 
-The first line says which environments there are. A request is [number, method, arguments...], its answer [number,
+The first line says which environments there are, and is answered by an empty list. A request is [number, method, arguments...], its answer [number,
 "ok", result] or [number, why there is none...]. Requests run in threads, so that an environment that waits, for a
 browser or a server, delays no other. When the socket is closed, also by the death of the server, the process ends.
 """
@@ -23,6 +23,7 @@ MAX_THREADS = 256  # environments that wait at once; threads are started as they
 def main(connection: socket.socket) -> None:
     lines = connection.makefile("rb")
     host = EnvHost(json.loads(lines.readline()))
+    connection.sendall(b"[]\n")
     sending = threading.Lock()
 
     def answer(number: int, request: list[Any]) -> None:

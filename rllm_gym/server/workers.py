@@ -32,9 +32,10 @@ class WorkerDiedError(RllmGymError):
 class Worker(Protocol):
     """Where some sessions' environments are.
 
-    `died` is done when it has ended; `num_sessions` is the caller's count.
+    `started` is done when calls are answered, `died` when it has ended; `num_sessions` is the caller's count.
     """
 
+    started: asyncio.Future[None]
     died: asyncio.Future[None]
     num_sessions: int
 
@@ -73,18 +74,16 @@ class ProcessWorker:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[list[Any]]] = {}
         self._writer: asyncio.StreamWriter | None = None
-        self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started, self.died = _futures()
         self.num_sessions = 0
         self._reading = asyncio.create_task(self._read())
-        self._connected = asyncio.Event()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        await self._connected.wait()
-        if self.died.done() or self._writer is None:
+        if self._writer is None or self.died.done():
             raise WorkerDiedError("the worker has ended")
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -110,8 +109,9 @@ class ProcessWorker:
 
     async def _read(self) -> None:
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
-        self._connected.set()
         try:
+            if await reader.readline():
+                self.started.set_result(None)
             while line := await reader.readline():
                 number, *answer = json.loads(line)
                 future = self._waiting.get(number)
@@ -139,7 +139,7 @@ class RayWorker:
         self._ray = ray
         actor = ray.remote(num_cpus=1, max_concurrency=ACTOR_THREADS, scheduling_strategy="SPREAD")(_Actor)
         self._actor = actor.remote({name: dict(spec) for name, spec in environments.items()})
-        self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started, self.died = _futures()
         self.num_sessions = 0
         self._watching = asyncio.create_task(self._watch())
 
@@ -160,12 +160,22 @@ class RayWorker:
 
     async def _watch(self) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError):
+            await self._actor.ready.remote()
+            self.started.set_result(None)
             await self._actor.wait_for_ever.remote()
         if not self.died.done():
             self.died.set_result(None)
 
 
 class _Actor(EnvHost):
+    def ready(self) -> None:
+        """Return when it is there."""
+
     def wait_for_ever(self) -> None:
         """Return never: who waits for the answer learns of the actor's death."""
         threading.Event().wait()
+
+
+def _futures() -> tuple[asyncio.Future[None], asyncio.Future[None]]:
+    loop = asyncio.get_running_loop()
+    return loop.create_future(), loop.create_future()
