@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0  # for a worker to start, and to make an environment for the first time
 REAP_EVERY_S = 1.0
-MAX_RESTART_WAIT_S = 30.0  # before another start, where workers die at once
+MAX_RESTART_WAIT_S = 30.0  # before another start, where workers die before they have started
 
 
 @dataclass
@@ -330,13 +330,12 @@ class SessionTable:
                     self._close_session(session)
 
     def _start_worker(self, wait_s: float = 0.1) -> None:
-        """Start a worker; should it die at once, the next one waits for `wait_s`."""
+        """Start a worker; should it die before it has started, the next one waits for `wait_s`."""
         worker = self._make_worker(self._environments)
         self.workers.append(worker)
         self._spawn(self._replace_when_dead(worker, wait_s))
 
     async def _replace_when_dead(self, worker: Worker, wait_s: float) -> None:
-        started_s = time.monotonic()
         await asyncio.shield(worker.died)
         lost = [session for session in self._sessions.values() if session.worker is worker]
         for session in lost:
@@ -344,7 +343,7 @@ class SessionTable:
             session.is_closed = True
         self.workers.remove(worker)
         logger.warning("a worker has died with %d sessions; another one is started", len(lost))
-        if time.monotonic() - started_s > MAX_RESTART_WAIT_S:
+        if worker.started.done():
             self._start_worker()
         else:
             await asyncio.sleep(wait_s)
