@@ -52,12 +52,12 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 
 $(INSTALLED): $(TRAINER)
 	@echo "make: installing what all environments and the tests need: a few minutes, once"
-	$(INSTALL) -c constraints.txt -e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,web,webarena,docs,dev]"
+	$(INSTALL) -c constraints.txt -e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,web,webarena,server,docs,dev]"
 # Its interpreter is compiled from C.
 	$(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
 # They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
-	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob
+	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob openenv
 # A browser for the web environments, where there is none; without a network the others still work.
 	$(VENV)/bin/python -m rllm_gym.envs.web.install
 	touch $@

@@ -16,9 +16,9 @@ from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from rllm_gym.server.agentgym import agentgym_app
-from rllm_gym.server.errors import FullError, ServeError
 from rllm_gym.server.guard import Guard
+from rllm_gym.server.protocol_agentgym import agentgym_app
+from rllm_gym.server.refusals import FullError, ServeError
 from rllm_gym.server.sessions import SessionTable
 
 KEEP_ALIVE_S = 75  # longer than a model thinks about a turn
@@ -61,7 +61,7 @@ def make_app(table: SessionTable, protocol: str) -> Starlette:
         if len(names) == 1:
             routes.append(Mount(prefix or "/", apps[names[0]]))
     if protocol != "agentgym":
-        from rllm_gym.server.openenv import openenv_app  # AgentGym's protocol does without that library
+        from rllm_gym.server.protocol_openenv import openenv_app  # AgentGym's protocol does without that library
 
         apps = {name: _with_errors(openenv_app(table, name)) for name in names}
         if len(names) == 1:  # under its name are its task routes

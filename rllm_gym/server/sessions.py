@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.server.errors import (
+from rllm_gym.server.host import FAILED, OK
+from rllm_gym.server.refusals import (
     EnvFailedError,
     FullError,
     NotResetError,
@@ -20,7 +21,6 @@ from rllm_gym.server.errors import (
     TimedOutError,
     UnknownError,
 )
-from rllm_gym.server.host import FAILED, OK
 from rllm_gym.server.workers import Environments, Worker, WorkerDiedError
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,15 @@ import sys
 from typing import Literal
 
 import uvicorn
-from openenv.core.env_server import Action, CallToolAction, CallToolObservation, Environment, Observation, State
-from openenv.core.env_server import create_fastapi_app
+from openenv.core.env_server import (
+    Action,
+    CallToolAction,
+    CallToolObservation,
+    Environment,
+    Observation,
+    State,
+    create_fastapi_app,
+)
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 
 

@@ -1,4 +1,4 @@
-"""Sessions and workers: what is slow, stuck, broken, idle or too much is its own session's trouble and nobody else's."""
+"""Sessions and workers: what is slow, stuck, broken, idle or too much troubles its own session and nobody else's."""
 
 from __future__ import annotations
 
