@@ -17,7 +17,7 @@ INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install install-trainer quickstart lint docs test test-all slow-tests mutants clean
+.PHONY: install install-trainer quickstart lint docs test test-all test-interop slow-tests mutants clean
 
 install: $(INSTALLED)
 
@@ -81,14 +81,27 @@ NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
 	$(VENV)/bin/python -m pytest -m "(not slow or promise)$(NO_GPU)"
 
-test-all: test slow-tests
+test-all: test slow-tests test-interop
+
+# Other projects' clients, unmodified, against our server. TRL goes well with what is installed; verifiers has a folder of
+# its own, since its pins and OpenEnv's clash. AgentGym's are played where AGENTGYM_SRC is a checkout of it.
+VERIFIERS = .interop/verifiers
+test-interop: install $(VERIFIERS)/.installed
+	$(INSTALL) -c constraints.txt trl==1.16.0 datasets==5.2.0
+	$(VENV)/bin/python -m pytest -m interop
+
+$(VERIFIERS)/.installed:
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install -q verifiers==0.4.0 fastapi "fastmcp>=4.1,<5" websockets
+	$(VERIFIERS)/bin/python -m pip install -q --no-deps openenv==0.10.0
+	touch $@
 
 slow-tests: install
-	$(VENV)/bin/python -m pytest -m "slow and not promise$(NO_GPU)"
+	$(VENV)/bin/python -m pytest -m "slow and not promise and not interop$(NO_GPU)"
 
 # Plants faults, and prints those that no test notices: an hour.
 mutants: install
 	$(VENV)/bin/python -m tests.mutants
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info
+	rm -rf $(VENV) .interop build dist site *.egg-info

@@ -50,7 +50,7 @@ def play(env_type: str, url: str) -> list[float]:
     """Play items with AgentGym's client and this package's expert; return the last reward of each."""
     _, name, items, keyword = PLAYED[env_type]
     client = client_class(env_type)(env_server_base=url, data_len=10)
-    env = gymnasium.make(f"rllm_gym/{name}", obs_type="text")
+    env: Any = gymnasium.make(f"rllm_gym/{name}", obs_type="text")
     rewards = []
     for item in items:
         client.reset(**{keyword: item})
@@ -106,7 +106,7 @@ def agentgyms_textcraft() -> Iterator[str]:
 def recorded(url: str) -> Iterator[list[list[Any]]]:
     """Note every request of `requests.post` and `requests.get` to a server: method, path, body, answer."""
     found: list[list[Any]] = []
-    original = {"post": requests.post, "get": requests.get}
+    original: dict[str, Any] = {"post": requests.post, "get": requests.get}
 
     def note(method: str, address: str, **options: Any) -> Any:
         body = dict(options["json"]) if options.get("json") is not None else None
@@ -114,11 +114,12 @@ def recorded(url: str) -> Iterator[list[list[Any]]]:
         found.append([method, address.removeprefix(url), body, response.json()])
         return response
 
-    requests.post, requests.get = functools.partial(note, "post"), functools.partial(note, "get")  # type: ignore[assignment]
+    library: Any = requests
+    library.post, library.get = functools.partial(note, "post"), functools.partial(note, "get")
     try:
         yield found
     finally:
-        requests.post, requests.get = original["post"], original["get"]
+        library.post, library.get = original["post"], original["get"]
 
 
 def main() -> None:
