@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rllm_gym.envs.base import ItemIds, parse_action
@@ -163,7 +164,7 @@ class AgentGymSession:
             return _reply(answer)
         reply = self._foreign(answer, {"item_id": item_id})
         prompt = "" if self._kind.is_instructed else import_object("env_type", self._kind.env).default_system_prompt
-        return reply._replace(system_prompt=prompt)
+        return replace(reply, system_prompt=prompt)
 
     def step(self, action: str) -> Reply:
         if self._is_ours:

@@ -9,7 +9,8 @@ import os
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rllm_gym.envs.base import SPLITS, ItemIds, StepResult, TextEnv
 from rllm_gym.envs.remote.urls import check_urls, count, least_used
@@ -21,14 +22,15 @@ FIRST_WAIT_S, MAX_WAIT_S = 0.2, 5.0
 TASKS_KEPT_S = 60  # how long a server's list of tasks is not asked for again
 
 
-class Reply(NamedTuple):
+@dataclass(frozen=True)
+class Reply:
     """What a server says after a reset or a step; `info` is that of the class docstring."""
 
     text: str
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    info: Mapping[str, Any] = {}
+    info: Mapping[str, Any] = field(default_factory=dict)
     system_prompt: str = ""
     is_invalid: bool = False
 

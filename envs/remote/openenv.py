@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rllm_gym.envs.base import ItemIds
@@ -129,7 +130,7 @@ class OpenEnvSession:
             tools = self._call(self._client.step, {"type": "list_tools"}).observation.get("tools") or []
             self._form = ToolsForm(tools)
         said = [m["content"] for m in result.observation.get("messages") or () if m.get("role") == "system"]
-        return reply._replace(system_prompt="\n\n".join(filter(None, [*said, self._form.prompt])))
+        return replace(reply, system_prompt="\n\n".join(filter(None, [*said, self._form.prompt])))
 
     def step(self, action: str) -> Reply:
         assert self._form is not None
