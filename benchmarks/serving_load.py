@@ -5,7 +5,8 @@
 
 Prints one JSON line per measurement: requests a second, median and 99th percentile in ms, errors. `clients` ask one
 request after the other; with `think_s` they wait in between, as a client whose model writes does. `pattern` is
-AgentGym's: one process for all environments, and a new connection for every request.
+AgentGym's, one process for all environments and a new connection for every request: on its own server where
+AGENTGYM_SRC is a checkout of it, else on this one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import subprocess
@@ -24,8 +26,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import aiohttp
 import websockets
 
+from tools.record_agentgym import agentgyms_textcraft
+
 Step = Callable[[], Awaitable[None]]
-ACTION = "Thought: I look.\nAction: inventory"
+ACTION = "inventory"  # AgentGym's own server takes no thought
 
 
 @contextlib.contextmanager
@@ -46,7 +50,7 @@ def server(*arguments: str) -> Iterator[str]:
 @contextlib.asynccontextmanager
 async def agentgym(url: str, http: aiohttp.ClientSession) -> AsyncIterator[Step]:
     async def post(path: str, **body: object) -> dict:
-        async with http.post(f"{url}/agentgym/{path}", json=body) as response:
+        async with http.post(f"{url}/{path}", json=body) as response:
             response.raise_for_status()
             return await response.json()
 
@@ -119,10 +123,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=1_000)
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--only-pattern", action="store_true")
     options = parser.parse_args()
     few = options.requests // 10
-    for name, opener in (("agentgym", agentgym), ("openenv", openenv)):
-        with server() as url:
+    for name, opener in (("agentgym", agentgym), ("openenv", openenv)) if not options.only_pattern else ():
+        with server("--protocol", name) as url:
             runs = (
                 {"clients": options.sessions, "requests": options.requests},
                 {"clients": 64, "requests": few},
@@ -130,7 +135,8 @@ def main() -> None:
             )
             for run in runs:
                 print(json.dumps(asyncio.run(measure(name, url, opener, **run))), flush=True)
-    with server("--workers", "1") as url:
+    own = agentgyms_textcraft() if "AGENTGYM_SRC" in os.environ else server("--workers", "1", "--protocol", "agentgym")
+    with own as url:
         run = {"clients": 64, "requests": few}
         print(json.dumps(asyncio.run(measure("pattern", url, agentgym, **run))), flush=True)
 

@@ -61,7 +61,7 @@ def make(env_id, **kwargs):
 
 def defaults(env_id):
     quick = {"item_ids": QUICK_ITEMS[env_id], "split": "train"} if env_id in QUICK_ITEMS else {}
-    remote = {"url": URL[0] + REMOTE[env_id]} if env_id in REMOTE else {}
+    remote = {"url": URL[0] + ("" if missing("openenv") else REMOTE[env_id])} if env_id in REMOTE else {}
     return {"obs_type": "text", **quick, **remote}
 
 
