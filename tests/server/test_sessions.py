@@ -37,6 +37,7 @@ class Client:
 def test_a_slow_environment_delays_no_other_and_a_stuck_one_is_killed_alone():
     with serving(*ODD, "--workers", "2", "--timeout", "2") as served:
         stuck, beside, other = (Client(served.url) for _ in range(3))  # the third is in the first's worker
+        workers = children(served.process.pid)
         assert stuck.post("reset", data_idx=1).json()["observation"] == "item 1"
         with concurrent.futures.ThreadPoolExecutor() as pool:
             hanging = pool.submit(stuck.step, "sleep 60")
@@ -58,6 +59,7 @@ def test_a_slow_environment_delays_no_other_and_a_stuck_one_is_killed_alone():
             assert time.perf_counter() < deadline_s
             again = Client(served.url)
         assert again.step("hello").json()["observation"] == "did hello"
+        assert sum(is_alive(worker) for worker in workers) == 1
 
 
 def test_a_python_loop_does_not_keep_other_sessions_of_its_worker_waiting():
