@@ -17,7 +17,7 @@ INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install install-trainer quickstart lint docs test test-all slow-tests mutants clean
+.PHONY: install install-trainer quickstart lint docs test test-all test-interop slow-tests mutants clean
 
 install: $(INSTALLED)
 
@@ -52,12 +52,12 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 
 $(INSTALLED): $(TRAINER)
 	@echo "make: installing what all environments and the tests need: a few minutes, once"
-	$(INSTALL) -c constraints.txt -e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,web,webarena,docs,dev]"
+	$(INSTALL) -c constraints.txt -e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,web,webarena,server,docs,dev]"
 # Its interpreter is compiled from C.
 	$(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
 # They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
-	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob
+	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob openenv
 # A browser for the web environments, where there is none; without a network the others still work.
 	$(VENV)/bin/python -m rllm_gym.envs.web.install
 	touch $@
@@ -81,14 +81,27 @@ NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
 	$(VENV)/bin/python -m pytest -m "(not slow or promise)$(NO_GPU)"
 
-test-all: test slow-tests
+test-all: test slow-tests test-interop
+
+# Other projects' clients, unmodified, against our server. TRL goes well with what is installed; verifiers has a folder of
+# its own, since its pins and OpenEnv's clash. AgentGym's are played where AGENTGYM_SRC is a checkout of it.
+VERIFIERS = .interop/verifiers
+test-interop: install $(VERIFIERS)/.installed
+	$(INSTALL) -c constraints.txt trl==1.16.0 datasets==5.2.0
+	$(VENV)/bin/python -m pytest -m interop
+
+$(VERIFIERS)/.installed:
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install -q verifiers==0.4.0 fastapi "fastmcp>=4.1,<5" websockets
+	$(VERIFIERS)/bin/python -m pip install -q --no-deps openenv==0.10.0
+	touch $@
 
 slow-tests: install
-	$(VENV)/bin/python -m pytest -m "slow and not promise$(NO_GPU)"
+	$(VENV)/bin/python -m pytest -m "slow and not promise and not interop$(NO_GPU)"
 
 # Plants faults, and prints those that no test notices: an hour.
 mutants: install
 	$(VENV)/bin/python -m tests.mutants
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info
+	rm -rf $(VENV) .interop build dist site *.egg-info

@@ -13,8 +13,10 @@ except PackageNotFoundError:  # a copy that nobody installed, such as one that R
     __version__ = "unknown"
 __all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
 
+register_text_env("rllm_gym/AgentGym-v0", "rllm_gym.envs.remote.agentgym:AgentGymEnv")
 register_text_env("rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv")
 register_text_env("rllm_gym/MiniWoB-v0", "rllm_gym.envs.miniwob.env:MiniWoBEnv")
+register_text_env("rllm_gym/OpenEnv-v0", "rllm_gym.envs.remote.openenv:OpenEnvEnv")
 register_text_env("rllm_gym/SciWorld-v0", "rllm_gym.envs.sciworld.env:SciWorldEnv")
 register_text_env("rllm_gym/SearchQA-v0", "rllm_gym.envs.searchqa.env:SearchQAEnv")
 register_text_env("rllm_gym/TextCraft-v0", "rllm_gym.envs.textcraft.env:TextCraftEnv")

@@ -17,6 +17,7 @@ from rllm_gym.errors import ConfigError
 
 OF_ENVIRONMENTS = {
     "rllm_gym/MiniWoB-v0": "browser",
+    "rllm_gym/OpenEnv-v0": "openenv",
     "rllm_gym/SciWorld-v0": "java",
     "rllm_gym/TextWorld-v0": "textworld",
     "rllm_gym/WebArena-v0": "browser",
@@ -25,7 +26,10 @@ OF_ENVIRONMENTS = {
 
 @functools.cache
 def missing(what: str) -> str:
-    """Return what is missing of `browser`, `java` or `textworld`, in one line; "" where it is there."""
+    """Return what is missing of `browser`, `java`, `openenv` or `textworld`, in one line; "" where it is there."""
+    if what == "openenv":
+        is_there = find_spec("openenv") is not None and find_spec("fastmcp") is not None
+        return "" if is_there else "openenv is not installed: pip install --no-deps openenv==0.10.0."
     if what == "textworld":
         is_there = find_spec("textworld") is not None
         return "" if is_there else "TextWorld is not installed: its extra needs a C compiler and make."

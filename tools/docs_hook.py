@@ -75,9 +75,9 @@ def environment_pages() -> dict[str, str]:
     pages = {}
     for env_id, module, name in registered:
         kind = _definitions(ROOT / f"{module.replace('.', '/')}.py")[name]
-        folder = module.split(".")[1]
-        more = f"[More](../environments/{folder}.md).\n\n" if (ROOT / f"docs/environments/{folder}.md").exists() else ""
-        pages[f"reference/{folder}.md"] = f"# rllm_gym/{env_id}\n\n{more}{markdown_of(_doc(kind))}"
+        page = env_id.partition("-")[0].lower()
+        more = f"[More](../environments/{page}.md).\n\n" if (ROOT / f"docs/environments/{page}.md").exists() else ""
+        pages[f"reference/{page}.md"] = f"# rllm_gym/{env_id}\n\n{more}{markdown_of(_doc(kind))}"
     return pages
 
 

@@ -195,6 +195,15 @@ class SciWorldEnv(TextEnv):
         action = next_action(path, self._observation, self._history)
         return f"Thought: My next step is to {action or 'cancel'}.\nAction: {action}"
 
+    def hints(self) -> tuple[list[str], list[str]]:
+        """Return the forms of the simulator's actions, with OBJ for an object, and the objects that there are."""
+        simulation = self._live_simulation()
+        return simulation.ask("getPossibleActions"), simulation.ask("getPossibleObjects")
+
+    def goals(self) -> str:
+        """Return the simulator's table of the task's goals, with those that are reached."""
+        return self._live_simulation().ask("getGoalProgressStr")
+
     def close(self) -> None:
         if self._simulation is not None:
             self._simulation.close()

@@ -98,6 +98,16 @@ class Simulation:
             self._jvm.detach(actions)
             return path
 
+    def ask(self, method: str) -> Any:
+        """Return what a method of the simulator's Python interface returns: a text, or a list of texts."""
+        with _lock:
+            answer = self._jvm.call(getattr(self._interface, method))
+            if isinstance(answer, str):
+                return answer
+            texts = self._jvm.call(list, answer)
+            self._jvm.detach(answer)
+            return texts
+
     def close(self) -> None:
         """Free it; safe to call twice."""
         with _lock:

@@ -12,7 +12,8 @@ import pytest
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.contract import NONSENSE, RULES
 from rllm_gym.memory import process_tree_bytes
-from tests.needs import OF_ENVIRONMENTS, skip_without
+from tests.needs import OF_ENVIRONMENTS, missing, skip_without
+from tests.serving import serving
 
 IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
 # Where a reset takes more than 1 ms; else 10,000.
@@ -31,12 +32,27 @@ QUICK_ITEMS["rllm_gym/MiniWoB-v0"] = [
 NUM_RESETS["rllm_gym/WebArena-v0"] = 50
 BOUND["rllm_gym/WebArena-v0"] = 1.5e9
 QUICK_ITEMS["rllm_gym/WebArena-v0"] = [0, 6, 24, 30, 91, 244, 307, 331, 336, 357]
+# Played on a server of TextCraft's, whose address comes with the fixture below.
+REMOTE = {"rllm_gym/AgentGym-v0": "/agentgym", "rllm_gym/OpenEnv-v0": ""}
+NUM_RESETS |= dict.fromkeys(REMOTE, 1_000)
+URL: list[str] = []
 pytestmark = pytest.mark.parametrize("env_id", IDS)
 
 
 @pytest.fixture(autouse=True)
-def what_it_needs(env_id):
+def what_it_needs(env_id, request):
     skip_without(OF_ENVIRONMENTS.get(env_id))
+    if env_id in REMOTE:
+        request.getfixturevalue("textcraft_server")
+
+
+@pytest.fixture(scope="module")
+def textcraft_server():
+    protocol = "agentgym" if missing("openenv") else "both"
+    with serving("--env", "TextCraft-v0", "--workers", "2", "--protocol", protocol) as served:
+        URL.append(served.url)
+        yield
+        URL.clear()
 
 
 def make(env_id, **kwargs):
@@ -45,7 +61,8 @@ def make(env_id, **kwargs):
 
 def defaults(env_id):
     quick = {"item_ids": QUICK_ITEMS[env_id], "split": "train"} if env_id in QUICK_ITEMS else {}
-    return {"obs_type": "text", **quick}
+    remote = {"url": URL[0] + ("" if missing("openenv") else REMOTE[env_id])} if env_id in REMOTE else {}
+    return {"obs_type": "text", **quick, **remote}
 
 
 @pytest.mark.promise

@@ -1,0 +1,212 @@
+"""Sessions and workers: what is slow, stuck, broken, idle or too much troubles its own session and nobody else's."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.needs import skip_without
+from tests.serving import serving
+
+ODD = ("--env", "tests.server.odd_env:odd/Odd-v0", "--protocol", "agentgym")
+
+
+class Client:
+    """AgentGym's requests, plainly."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._http = requests.Session()
+        created = self._http.post(f"{url}/create", json={}, timeout=30)
+        self.created = created
+        self.id = created.json().get("id")
+
+    def post(self, path: str, **body):
+        return self._http.post(f"{self._url}/{path}", json={"id": self.id, **body}, timeout=30)
+
+    def step(self, action: str):
+        return self.post("step", action=action)
+
+
+def test_a_slow_environment_delays_no_other_and_a_stuck_one_is_killed_alone():
+    with serving(*ODD, "--workers", "2", "--timeout", "2") as served:
+        stuck, beside, other = (Client(served.url) for _ in range(3))  # the third is in the first's worker
+        workers = children(served.process.pid)
+        assert stuck.post("reset", data_idx=1).json()["observation"] == "item 1"
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            hanging = pool.submit(stuck.step, "sleep 60")
+            slowest_s = 0.0
+            for _ in range(20):
+                for client in (beside, other):
+                    begun_s = time.perf_counter()
+                    assert client.step("hello").json()["observation"] == "did hello"
+                    slowest_s = max(slowest_s, time.perf_counter() - begun_s)
+            assert slowest_s < 0.5
+            answer = hanging.result()
+        assert answer.status_code == 504
+        assert "within 2 s" in answer.json()["error"]
+        assert stuck.step("hello").status_code == 404  # its environment is gone
+        assert beside.step("hello").status_code == 200
+        deadline_s = time.perf_counter() + 20
+        again = Client(served.url)
+        while again.created.status_code != 200:  # the new worker may still be starting
+            assert time.perf_counter() < deadline_s
+            again = Client(served.url)
+        assert again.step("hello").json()["observation"] == "did hello"
+        assert sum(is_alive(worker) for worker in workers) == 1
+
+
+def test_a_python_loop_does_not_keep_other_sessions_of_its_worker_waiting():
+    with serving(*ODD, "--workers", "1") as served:
+        busy, other = Client(served.url), Client(served.url)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            spinning = pool.submit(busy.step, "spin 1.5")
+            times_s = []
+            while not spinning.done():
+                begun_s = time.perf_counter()
+                assert other.step("hello").status_code == 200
+                times_s.append(time.perf_counter() - begun_s)
+            assert spinning.result().status_code == 200
+        assert len(times_s) > 10
+        assert sorted(times_s)[len(times_s) // 2] < 0.1
+
+
+def test_an_environment_that_raises_fails_its_episode_without_a_word_of_the_servers_files():
+    with serving(*ODD, "--workers", "1") as served:
+        client = Client(served.url)
+        for action in ("raise", "exit", "nan"):
+            answer = client.step(action)
+            assert answer.status_code == 500
+            assert "secret" not in answer.text and "/" not in answer.json()["error"]
+            assert client.step("hello").status_code == 409  # nothing is played on
+            assert client.post("reset", data_idx=0).status_code == 200
+        assert client.step("surrogate").json()["observation"] == "half ? a character"
+        assert client.step("hello").json() == {"observation": "did hello", "done": False, "reward": 0.0}
+
+
+def test_a_killed_worker_comes_back():
+    with serving(*ODD, "--workers", "1") as served:
+        client = Client(served.url)
+        (worker,) = children(served.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        assert client.step("hello").status_code in (404, 504)
+        deadline_s = time.perf_counter() + 20
+        while (client := Client(served.url)).created.status_code != 200:
+            assert client.created.status_code in (503, 504)
+            assert time.perf_counter() < deadline_s
+        assert client.step("hello").status_code == 200
+        assert client.step("die").status_code == 504
+        assert children(served.process.pid) != [worker]
+
+
+def test_idle_sessions_are_closed_and_closed_ones_are_unknown():
+    with serving(*ODD, "--workers", "1", "--session-ttl", "1", "--max-sessions", "2") as served:
+        first, second = Client(served.url), Client(served.url)
+        third = Client(served.url)
+        assert third.created.status_code == 503
+        assert int(third.created.headers["retry-after"]) > 0
+        assert first.post("close").json() is True
+        assert first.post("close").json() is False
+        assert Client(served.url).created.status_code == 200
+        time.sleep(2.5)
+        answer = second.step("hello")
+        assert answer.status_code == 404 and "idle" in answer.json()["error"]
+        assert Client(served.url).created.status_code == 200
+
+
+def test_sigterm_waits_for_the_calls_under_way_and_leaves_no_process():
+    with serving(*ODD, "--workers", "2", "--drain", "5") as served:
+        clients = [Client(served.url) for _ in range(2)]
+        workers = children(served.process.pid)
+        assert len(workers) == 2
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            answers = [pool.submit(client.step, "sleep 1") for client in clients]
+            time.sleep(0.3)
+            served.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            refused = requests.post(f"{served.url}/create", json={}, timeout=10)
+            assert refused.status_code == 503
+            assert [answer.result().json()["observation"] for answer in answers] == ["did sleep 1"] * 2
+        assert served.process.wait(15) == 0
+        assert not any(is_alive(worker) for worker in workers)
+
+
+def test_sigterm_ends_also_what_hangs_within_its_bound():
+    with serving(*ODD, "--workers", "1", "--drain", "1") as served:
+        client = Client(served.url)
+        workers = children(served.process.pid)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            hanging = pool.submit(client.step, "sleep 100")
+            time.sleep(0.3)
+            begun_s = time.perf_counter()
+            served.process.send_signal(signal.SIGTERM)
+            assert served.process.wait(30) == 0
+            assert time.perf_counter() - begun_s < 20
+            assert hanging.exception() is not None or hanging.result().status_code >= 500
+        assert not any(is_alive(worker) for worker in workers)
+
+
+def test_a_killed_server_takes_its_workers_along():
+    with serving(*ODD, "--workers", "2") as served:
+        Client(served.url)
+        workers = children(served.process.pid)
+        served.process.kill()
+        deadline_s = time.perf_counter() + 10
+        while any(is_alive(worker) for worker in workers):
+            assert time.perf_counter() < deadline_s
+            time.sleep(0.05)
+        served.process.wait()
+        served.process.returncode = 0  # what `serving` asks for at the end
+
+
+@pytest.mark.slow
+def test_ten_thousand_sessions_leave_memory_flat():
+    skip_without("openenv")
+    with serving("--env", "TextCraft-v0", "--workers", "2") as served:
+        from openenv.core.generic_client import GenericEnvClient
+
+        def cycles(number: int) -> None:
+            http = requests.Session()
+            for index in range(number):
+                session = http.post(f"{served.url}/agentgym/create", json={}, timeout=30).json()["id"]
+                http.post(f"{served.url}/agentgym/reset", json={"id": session, "data_idx": index}, timeout=30)
+                assert http.post(f"{served.url}/agentgym/close", json={"id": session}, timeout=30).json() is True
+
+        def connections(number: int) -> None:
+            for _ in range(number):
+                with GenericEnvClient(base_url=served.url).sync() as client:
+                    client.reset(seed=0)
+
+        cycles(1_000)
+        connections(100)
+        before = memory_kb(served.process.pid)
+        cycles(9_000)
+        connections(1_000)
+        growth = memory_kb(served.process.pid) - before
+        print(f"10,000 sessions: {growth / 10_000:.3f} kB each")
+        assert growth < 10_000
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def memory_kb(pid: int) -> int:
+    def own(pid: int) -> int:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+    return own(pid) + sum(own(child) for child in children(pid))
