@@ -31,8 +31,8 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         cwd=ROOT,
         env={**os.environ, **(env or {})},
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         found = re.search(r"at (http://\S+)", line)
         assert found, f"the server said {line!r} and ended with {process.wait(10)}"
