@@ -170,7 +170,7 @@ def test_every_undocumented_name_that_is_listed_is_used() -> None:
         getattr(node, field)
         for module in our_modules()
         for node in ast.walk(tree_of(module))
-        for kind, field in ((ast.Attribute, "attr"), (ast.Constant, "value"))
+        for kind, field in ((ast.Attribute, "attr"), (ast.Constant, "value"), (ast.AsyncFunctionDef, "name"))
         if isinstance(node, kind)
     }
     assert last_parts(UNDOCUMENTED) <= words
