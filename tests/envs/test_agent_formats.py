@@ -10,7 +10,7 @@ import pytest
 from rllm_gym.envs.agents.formats import FORMATS
 from rllm_gym.envs.agents.functions import REACT, BadCallError, Function, Language
 from rllm_gym.envs.contract import RULES
-from tests.envs.test_contract import IDS, defaults
+from tests.envs.test_contract import IDS, REMOTE, defaults, textcraft_server  # noqa: F401  (a fixture)
 from tests.needs import OF_ENVIRONMENTS, skip_without
 
 CRAFT = Language(
@@ -196,12 +196,13 @@ def make(env_id, agent, **kwargs):
     return gymnasium.make(env_id, agent=agent, **{**defaults(env_id), **kwargs})
 
 
-@pytest.mark.promise
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("env_id", IDS)
-def test_every_environment_keeps_the_contract_in_every_format(env_id, name):
+def test_every_environment_keeps_the_contract_in_every_format(env_id, name, request):
     skip_without(OF_ENVIRONMENTS.get(env_id))
+    if env_id in REMOTE:
+        request.getfixturevalue("textcraft_server")
     names = {
         "observations_are_in_their_space_and_steps_have_their_types",
         "the_expert_succeeds_and_its_last_step_terminates",

@@ -15,7 +15,7 @@ from rllm_gym.data import read_episodes
 from tests.needs import skip_without
 from tests.serving import serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.promise, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "quickstart.yaml"
 SMALLER = {
