@@ -112,7 +112,11 @@ class OpenEnvSession:
             None if is_of_tools(self._schema) else form_of(self._schema, is_ours=self._is_ours)
         )
         self._client = _client_class()(
-            base_url=url, connect_timeout_s=CONNECT_TIMEOUT_S, message_timeout_s=timeout_s, headers=headers(token)
+            base_url=url,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            message_timeout_s=timeout_s,
+            websocket_ping_interval_s=None,  # a ping draws from Python's `random`, at a moment that no seed decides
+            headers=headers(token),
         ).sync()
         try:
             self._client.connect()

@@ -60,6 +60,7 @@ def engine(shared_engine, models):
     return shared_engine
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logps_are_those_of_a_plain_forward(engine, models, temperature):
     requests = [request(f"p{n}-{temperature}", prompt=PROMPT[:n], seed=n, temperature=temperature) for n in (5, 40, 70)]

@@ -135,6 +135,7 @@ def test_nothing_that_may_have_acted_is_sent_twice():
     assert seen.count("/step") == 1
 
 
+@pytest.mark.slow
 def test_sessions_are_spread_over_servers_and_a_full_or_dead_one_is_left_out(client):
     with serving(*ODD, "--max-sessions", "2") as one, serving(*ODD, "--max-sessions", "8") as other:
         urls = [one.url, other.url]

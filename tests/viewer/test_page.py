@@ -356,16 +356,15 @@ def test_light_and_dark_follow_the_system_and_the_button(address, open_page):
     page = open_page(address, color_scheme="dark")
     page.locator("a.row").first.wait_for()
 
-    def is_dark():
-        red = page.evaluate("getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/)[0]")
-        return int(red) < 100
+    def wait_until(test):
+        page.wait_for_function(f"getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/)[0] {test}")
 
-    assert is_dark()
+    wait_until("< 100")
     page.get_by_label("Light or dark").click()
-    assert not is_dark()
+    wait_until("> 200")
     page.reload()
     page.locator("a.row").first.wait_for()
-    assert not is_dark()
+    wait_until("> 200")
 
 
 def test_an_episode_that_is_not_there_is_said(address, open_page):
