@@ -304,6 +304,8 @@ class SessionTable:
         except TimeoutError as error:
             logger.warning("%s took longer than %g s: its worker is killed", method, timeout_s)
             worker.kill()
+            if worker in self.workers:  # no other session may come to it while it dies
+                self.workers.remove(worker)
             raise TimedOutError(f"A {method} must return within {timeout_s:g} s; the session is lost.") from error
         except WorkerDiedError as error:
             raise TimedOutError("The environment's process died, and the session with it. Create one.") from error
@@ -341,7 +343,8 @@ class SessionTable:
         for session in lost:
             self._sessions.pop(session.id)
             session.is_closed = True
-        self.workers.remove(worker)
+        if worker in self.workers:
+            self.workers.remove(worker)
         logger.warning("a worker has died with %d sessions; another one is started", len(lost))
         if worker.started.done():
             self._start_worker()
