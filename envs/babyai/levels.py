@@ -9,7 +9,8 @@ from rllm_gym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# In AgentGym's order. Its fourth, GoToObjS6-v0, is called v1 in minigrid 3.
+# In AgentGym's order. Its fourth is GoToObjS6-v0 of minigrid 2.3, whose room has 4 x 4 cells; v1, the only one of
+# minigrid 3, has 6 x 6.
 LEVELS = (
     "BabyAI-GoToRedBallGrey-v0",
     "BabyAI-GoToRedBall-v0",
