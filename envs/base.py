@@ -124,6 +124,8 @@ class TextEnv(gymnasium.Env[str, str]):
     introduction: str = ""
     turn_form: str = "{action}"
     functions: Sequence[Function] = ()
+    # What is said before the first observation, and what the policy is taken to have answered to it.
+    preamble: Sequence[tuple[str, str]] = ()
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(
@@ -227,7 +229,8 @@ class TextEnv(gymnasium.Env[str, str]):
         self.is_success = self.is_invalid_action = False
         observation = self._reset_item(self._index)
         if self.render_mode == "ansi":
-            self._transcript = [self.system_prompt, observation] if self.system_prompt else [observation]
+            before = [self.system_prompt, *(said for turn in self.preamble for said in turn)]
+            self._transcript = [*filter(None, before), observation]
         return observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
