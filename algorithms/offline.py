@@ -121,6 +121,7 @@ class OfflineAlgorithm(LLMAlgorithm):
     def setup(self, config: OfflineConfig) -> None:
         self.samples: SampleFile | None = None
         self._fingerprint: int | None = None
+        self._data_protocol: str | None = None
         super().setup(config)
 
     # --- data ---
@@ -169,6 +170,8 @@ class OfflineAlgorithm(LLMAlgorithm):
             "learnt from them.",
             source, len(samples), samples.num_tokens, maker.num_cut, maker.num_left_out,
         )  # fmt: skip
+        if maker.num_agentgyms:
+            self._data_protocol = "agentgym"
         if not len(samples):
             raise RllmGymError(f"{type(self).__name__}: data must have samples; got none from {source}. Widen it.")
         return samples
@@ -269,6 +272,11 @@ class OfflineAlgorithm(LLMAlgorithm):
         return self.on_all_learners(lambda learner: learner.evaluate(samples, shards))[0]
 
     # --- checkpoints ---
+
+    @property
+    @override(LLMAlgorithm)
+    def protocol(self) -> str:
+        return self._data_protocol or super().protocol
 
     @override(LLMAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -101,8 +101,9 @@ class TextEnv(gymnasium.Env[str, str]):
     Args:
         split: "train", "eval", "all" or a name in `splits`: what a reset without an item id draws from. None is
             "train", or "all" where `item_ids` are given.
-        item_ids: restricts the draws further: a list of item ids ("textcraft_17" or 17), or the path of a JSON or JSON
-            Lines file with such ids or with {"item_id": "textcraft_17"} objects.
+        item_ids: restricts the draws further: a list of item ids ("textcraft_17", 17, or a name where items have names,
+            like "minecraft:beacon"), or the path of a JSON or JSON Lines file with such ids or with
+            {"item_id": "textcraft_17"} objects. A name in an object counts before its number.
         splits: other splits than the environment's own, or more: {"train": ..., "eval": ..., "any_name": ...}, each a
             list or a file as for `item_ids`, or "train", "eval" or "all" for the environment's own. No split but
             "train" may have an item of "train", which is the environment's own where it is left out.
@@ -123,6 +124,8 @@ class TextEnv(gymnasium.Env[str, str]):
     introduction: str = ""
     turn_form: str = "{action}"
     functions: Sequence[Function] = ()
+    # What is said before the first observation, and what the policy is taken to have answered to it.
+    preamble: Sequence[tuple[str, str]] = ()
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(
@@ -182,6 +185,10 @@ class TextEnv(gymnasium.Env[str, str]):
         """Return what `render` returns where the metadata have "rgb_array"."""
         raise NotImplementedError
 
+    def named_item(self, entry: Any) -> int | None:
+        """Return the item that an entry of a list says by a name, and not by a number; None where it says none."""
+        return None
+
     # What it gets.
 
     @property
@@ -222,7 +229,8 @@ class TextEnv(gymnasium.Env[str, str]):
         self.is_success = self.is_invalid_action = False
         observation = self._reset_item(self._index)
         if self.render_mode == "ansi":
-            self._transcript = [self.system_prompt, observation] if self.system_prompt else [observation]
+            before = [self.system_prompt, *(said for turn in self.preamble for said in turn)]
+            self._transcript = [*filter(None, before), observation]
         return observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -267,6 +275,9 @@ class TextEnv(gymnasium.Env[str, str]):
         return f"{self.name}_{index}"
 
     def _parse_item_id(self, item_id: Any) -> int:
+        named = self.named_item(item_id)
+        if named is not None:
+            return named
         digits = str(item_id).removeprefix(f"{self.name}_")
         # Python refuses to convert thousands of digits.
         if digits.isascii() and digits.isdigit() and len(digits) < 16 and int(digits) < self.num_items:
@@ -368,7 +379,9 @@ class TextEnv(gymnasium.Env[str, str]):
                 ) from e
         if not isinstance(rows, Sequence | np.ndarray) or isinstance(rows, str):
             raise ConfigError(f"{self._who}: {rule}; got {item_ids!r} ({type(rows).__name__}). Correct it.")
-        return [row.get("item_id", row) if isinstance(row, dict) else row for row in rows]
+        return [
+            row.get("item_id", row) if isinstance(row, dict) and self.named_item(row) is None else row for row in rows
+        ]
 
 
 def _text_of(file: Path) -> str:

@@ -24,9 +24,10 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     """Give a text environment (`gymnasium.Env[str, str]`) token ids for actions and observations.
 
     Observation: the ids that the environment adds to the stream. At reset these are the rendered system prompt
-    (`env.unwrapped.system_prompt`, if there is one), the task and the generation prompt; at a step the rendered reply
-    and the generation prompt. The observation of a step that terminates has no generation prompt; that of a step
-    which an outer `TimeLimit` truncates has one, since this wrapper cannot know.
+    (`env.unwrapped.system_prompt`, if there is one), the turns that stand before the task (`env.unwrapped.preamble`, if
+    there are any), the task and the generation prompt; at a step the rendered reply and the generation prompt. The
+    observation of a step that terminates has no generation prompt; that of a step which an outer `TimeLimit` truncates
+    has one, since this wrapper cannot know.
 
     Action: the ids that the policy sampled, end-of-turn token included. If that is missing (the turn was cut by a
     limit on tokens), it opens the next observation.
@@ -113,8 +114,12 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[TokenIds, dict[str, Any]]:
         text, info = self.env.reset(seed=seed, options=options)
-        has_prompt = self.env.has_wrapper_attr("system_prompt")
-        self._conversation = Conversation(self.chat, self.env.get_wrapper_attr("system_prompt") if has_prompt else "")
+        said: dict[str, Any] = {
+            name: self.env.get_wrapper_attr(name)
+            for name in ("system_prompt", "preamble")
+            if self.env.has_wrapper_attr(name)
+        }
+        self._conversation = Conversation(self.chat, **said)
         self._opening = hear(self._conversation, text, max_tokens=self.max_tokens, who=self)
         self._turns, self._in_context = [], []
         return self._opening, {**info, "messages": list(self._conversation.messages)}
@@ -156,8 +161,7 @@ def hear(conversation: Conversation, text: Any, *, terminated: bool = False, max
 
     def count(text: str) -> int:
         if is_first:
-            messages = chat.opening(conversation.system_prompt, text)
-            return len(chat.encode_chat(messages, add_generation_prompt=not terminated))
+            return len(chat.encode_chat(conversation.opening(text), add_generation_prompt=not terminated))
         return len(chat.encode_reply(text, add_generation_prompt=not terminated))
 
     text = _shorten(UNREADABLE.sub("", text), max_tokens, count)

@@ -14,11 +14,29 @@ except PackageNotFoundError:  # a copy that nobody installed, such as one that R
 __all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
 
 register_text_env("rllm_gym/AgentGym-v0", "rllm_gym.envs.remote.agentgym:AgentGymEnv")
-register_text_env("rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv")
+register_text_env(
+    "rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv", agentgym="rllm_gym.envs.babyai.agentgym:AgentGymBabyAI"
+)
 register_text_env("rllm_gym/MiniWoB-v0", "rllm_gym.envs.miniwob.env:MiniWoBEnv")
 register_text_env("rllm_gym/OpenEnv-v0", "rllm_gym.envs.remote.openenv:OpenEnvEnv")
-register_text_env("rllm_gym/SciWorld-v0", "rllm_gym.envs.sciworld.env:SciWorldEnv")
-register_text_env("rllm_gym/SearchQA-v0", "rllm_gym.envs.searchqa.env:SearchQAEnv")
-register_text_env("rllm_gym/TextCraft-v0", "rllm_gym.envs.textcraft.env:TextCraftEnv")
+register_text_env(
+    "rllm_gym/SciWorld-v0",
+    "rllm_gym.envs.sciworld.env:SciWorldEnv",
+    agentgym="rllm_gym.envs.sciworld.agentgym:AgentGymSciWorld",
+)
+register_text_env(
+    "rllm_gym/SearchQA-v0",
+    "rllm_gym.envs.searchqa.env:SearchQAEnv",
+    agentgym="rllm_gym.envs.searchqa.agentgym:AgentGymSearchQA",
+)
+register_text_env(
+    "rllm_gym/TextCraft-v0",
+    "rllm_gym.envs.textcraft.env:TextCraftEnv",
+    agentgym="rllm_gym.envs.textcraft.agentgym:AgentGymTextCraft",
+)
 register_text_env("rllm_gym/TextWorld-v0", "rllm_gym.envs.textworld.env:TextWorldEnv")
-register_text_env("rllm_gym/WebArena-v0", "rllm_gym.envs.webarena.env:WebArenaEnv")
+register_text_env(
+    "rllm_gym/WebArena-v0",
+    "rllm_gym.envs.webarena.env:WebArenaEnv",
+    agentgym="rllm_gym.envs.webarena.agentgym:AgentGymWebArena",
+)

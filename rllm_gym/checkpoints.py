@@ -35,15 +35,20 @@ class CheckpointInfo:
         return self.path.parent
 
 
-def write_manifest(path: Path, *, training_iteration: int) -> None:
+def write_manifest(path: Path, *, training_iteration: int, protocol: str = "native") -> None:
     """Seal a checkpoint: list its files with their sizes and checksums, and force all of it to the disk.
 
-    What has no manifest, or lacks a listed file, is torn.
+    What has no manifest, or lacks a listed file, is torn. `protocol` says in whose words the policy was trained.
     """
     files = {
         str(file.relative_to(path)): {"size": file.stat().st_size, "sha256": _checksum(file)} for file in _files(path)
     }
-    content = {"training_iteration": training_iteration, "saved_at": time.time(), "files": files}
+    content = {
+        "training_iteration": training_iteration,
+        "saved_at": time.time(),
+        "protocol": protocol,
+        "files": files,
+    }
     scratch = path / f".{MANIFEST}.{os.getpid()}"
     scratch.write_text(json.dumps(content), encoding="utf-8")
     os.replace(scratch, path / MANIFEST)
@@ -69,6 +74,14 @@ def read_checkpoint(path: Path) -> CheckpointInfo | None:
         return CheckpointInfo(path, int(content["training_iteration"]), float(content["saved_at"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def protocol_of(path: Path) -> str:
+    """Return in whose words a checkpoint's policy was trained, "native" or "agentgym"."""
+    try:
+        return str(json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("protocol", "native"))
+    except (OSError, ValueError):
+        return "native"
 
 
 def damage_of(path: Path) -> str | None:

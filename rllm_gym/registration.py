@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "rllm_gym"
 OBS_TYPES = ("token", "text")
+PROTOCOLS = ("native", "agentgym")
 SELECTION = ("split", "splits", "item_ids")  # keywords of environments with numbered tasks
 TEXT_AND_TOKEN_FACTORY = "rllm_gym.registration:make_env"  # the entry point of what this file registers
 
@@ -56,6 +57,8 @@ def make_env(
     env: EnvCreator,
     *,
     obs_type: str = "token",
+    protocol: str = "native",
+    agentgym: EnvCreator | None = None,
     agent: Mapping[str, Any] | None = None,
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     chat_template: str | None = None,
@@ -67,6 +70,8 @@ def make_env(
     Args:
         env: the `gymnasium.Env[str, str]` class, or "module:Class".
         obs_type: "token": actions and observations are token ids; "text": they are strings.
+        protocol: "native", or "agentgym": the words, rules and rewards of AgentGym's client and server.
+        agentgym: the class of the environment in AgentGym's protocol, or "module:Class"; None has none.
         agent: how the policy writes its turns, plans, reflects and remembers; see `AgentEnv`. None is the environment's
             own format, and nothing else.
         tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
@@ -80,6 +85,8 @@ def make_env(
     """
     if obs_type not in OBS_TYPES:
         raise ConfigError(f'make_env: obs_type must be "token" or "text"; got {obs_type!r}. Choose one of these.')
+    if protocol != "native":
+        env = _in_protocol(protocol, env, agentgym, agent)
     create: Callable[..., Any] = load_env_creator(env) if isinstance(env, str) else env
     _check_keywords(create, kwargs)
     options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens}
@@ -99,6 +106,23 @@ def make_env(
     from rllm_gym.envs.wrappers import TokenEnv  # loads tokenizers and Jinja, which the text level does without
 
     return TokenEnv(text_env, **options)
+
+
+def _in_protocol(protocol: Any, env: EnvCreator, agentgym: EnvCreator | None, agent: Any) -> EnvCreator:
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol: must be {' or '.join(PROTOCOLS)}; got {protocol!r}. Choose one of these.")
+    if agentgym is None:
+        raise ConfigError(
+            "protocol: agentgym is for BabyAI, SciWorld, SearchQA, TextCraft and WebArena; got it for "
+            f"{getattr(env, '__name__', env)}. Leave it out."
+        )
+    format = agent.get("format") if isinstance(agent, Mapping) else None
+    if format not in (None, "native"):
+        raise ConfigError(
+            "protocol: agentgym says itself how turns are written; got it together with agent: "
+            f"{{format: {format}}}. Leave one of them out."
+        )
+    return agentgym
 
 
 def normalize_env_id(id: str) -> str:

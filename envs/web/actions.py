@@ -42,9 +42,9 @@ FUNCTIONS = (
 )
 
 _ID = re.compile(r"\s*\[\s*([0-9]+)\s*\]")
-_TYPE = re.compile(r"\s*\[\s*([0-9]+)\s*\]\s*\[(.*)\]\s*", re.DOTALL)
+_TYPE = re.compile(r"\s*\[\s*([0-9]+)\s*\]\s*\[(.*)\]", re.DOTALL)
 _TYPE_WITH_ENTER = re.compile(
-    r"\s*\[\s*([0-9]+)\s*\]\s*\[(.*)\]\s*\[\s*(?:press_enter_after\s*=\s*)?([01])\s*\]\s*", re.DOTALL
+    r"\s*\[\s*([0-9]+)\s*\]\s*\[(.*)\]\s*\[\s*(?:press_enter_after\s*=\s*)?([01])\s*\]", re.DOTALL
 )
 _DIRECTION = re.compile(r"\s*\[?\s*(?:direction\s*=\s*)?(up|down)\s*\]?", re.IGNORECASE)
 _BRACKETS = re.compile(r"\s*\[(.*)\]", re.DOTALL)
@@ -93,7 +93,7 @@ def parse(text: str) -> Action | BadAction:
     """Return the action in a model's text.
 
     It is what follows the last "Action:", or the whole text where there is none, and in that what stands between the
-    last pair of triple backticks, where there is one. Text after a complete `click [12]` is ignored, as in WebArena.
+    last pair of triple backticks, where there is one. Text after a complete action is ignored, as in WebArena.
     """
     command = parse_action(text)
     fenced = _FENCE.findall(command)
@@ -114,9 +114,9 @@ def _parse_arguments(verb: str, rest: str) -> Action | None:
         match = _ID.match(rest)
         return Action(verb, number=int(match[1][:9])) if match else None
     if verb == "type":
-        if match := _TYPE_WITH_ENTER.fullmatch(rest):
+        if match := _TYPE_WITH_ENTER.match(rest):
             return Action(verb, number=int(match[1][:9]), text=match[2], presses_enter=match[3] == "1")
-        match = _TYPE.fullmatch(rest)
+        match = _TYPE.match(rest)
         return Action(verb, number=int(match[1][:9]), text=match[2], presses_enter=True) if match else None
     if verb == "scroll":
         match = _DIRECTION.match(rest)

@@ -168,17 +168,29 @@ class WebPage:
         """Return an element of the last observation."""
         return next((node for node in self.nodes if node.id == id), None)
 
-    def observe(self, *, max_tokens: int = 2048, count_tokens: Callable[[str], int] = estimate_tokens) -> str:
+    def observe(
+        self,
+        *,
+        max_tokens: int = 2048,
+        count_tokens: Callable[[str], int] = estimate_tokens,
+        frame: Callable[[], tuple[str, str]] | None = None,
+    ) -> str:
         """Return the tree, then the address, the tabs and the last error, as text of at most `max_tokens`.
 
         What does not fit is cut from the tree, which then says how many lines are missing and where; it begins with
         the first line that is not scrolled out of view.
+
+        Args:
+            max_tokens: of all of it.
+            count_tokens: of a text.
+            frame: called once the page is read; returns what stands before the tree and, in place of all the rest,
+                behind it.
         """
         nodes = self._browser.run(self._window.observe())
-        footer = f"\n{self._footer(MAX_ERROR_CHARS)}"
-        if count_tokens(footer) > max_tokens // 2:
+        header, footer = frame() if frame is not None else ("", f"\n{self._footer(MAX_ERROR_CHARS)}")
+        if frame is None and count_tokens(footer) > max_tokens // 2:
             footer = f"\n{self._footer(MIN_ERROR_CHARS)}"
-        budget = max_tokens - count_tokens(footer)
+        budget = max_tokens - count_tokens(header + footer)
         text, num_shown = render(nodes, max_tokens=budget, count_tokens=count_tokens)
         if num_shown < len(nodes) and self._window.tab.is_scrolled:
             above = self._window.tab.layout.above
@@ -187,7 +199,7 @@ class WebPage:
             nodes = below
             text, num_shown = render(nodes, max_tokens=budget, count_tokens=count_tokens, num_above=num_above)
         self._unseen = nodes[num_shown] if num_shown < len(nodes) else None
-        return text + footer
+        return header + text + footer
 
     def _footer(self, max_error_chars: int) -> str:
         names = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import html
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -90,22 +89,20 @@ def is_included(reference: str, text: str, *, as_word: bool = False) -> bool:
     """Say whether a text includes a reference.
 
     Args:
-        as_word: a reference of a single letter or digit must stand alone, so that "0" is not in "10".
+        as_word: a reference of a single character must be a word of its own, as NLTK cuts a text into words, so that
+            "0" is not in "10".
     """
     reference, text = clean(reference), clean(text)
-    if not as_word or len(reference) != 1 or not reference.isalnum():
-        return reference in text
-    before = _CUT_BEFORE if reference.isdigit() else f"{_CUT_BEFORE}|(?<=[:,])"
-    return re.search(f"(?:{before}){reference}(?={_CUT_AFTER})", text) is not None
+    if as_word and len(reference) == 1 and not reference.isspace():
+        return reference in _words(text)
+    return reference in text
 
 
-# Where NLTK's word tokenizer cuts: at brackets, quotation marks and most other marks, at colons and commas unless a
-# digit follows, and at the period that ends the text.
-_MARKS = r"""\s"`;@#$%&?!*\[\](){}<>\u00ab\u201c\u2018\u201e\u00bb\u201d\u2019"""
-_CUT_BEFORE = rf"^|(?<=[{_MARKS}'])|(?<=--)|(?<=\.\.)"
-_CUT_AFTER = (
-    rf"""$|[{_MARKS}]|--|\.\.|[:,](?!\d)|''|(?:'(?:[smd]|ll|re|ve)?|n't)(?:\s|$)|\.[\])}}>"'\u00bb\u201d\u2019 ]*\s*$"""
-)
+def _words(text: str) -> list[str]:
+    from nltk.tokenize.destructive import NLTKWordTokenizer
+
+    words: list[str] = NLTKWordTokenizer().tokenize(text)
+    return words
 
 
 def _string_match(outcome: Outcome) -> bool:

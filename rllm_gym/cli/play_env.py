@@ -46,8 +46,9 @@ def _play(env: Any, *, item: str | None, seed: int | None, is_expert: bool, hori
     if not isinstance(text, str):
         raise ConfigError(f"play: is for environments with one agent that reads text; got {type(text).__name__}.")
     prompt = env.get_wrapper_attr("system_prompt") if env.has_wrapper_attr("system_prompt") else ""
-    if prompt:
-        _say(prompt, dim=True)
+    preamble = env.get_wrapper_attr("preamble") if env.has_wrapper_attr("preamble") else ()
+    for said in filter(None, [prompt, *(said for turn in preamble for said in turn)]):
+        _say(said, dim=True)
     typer.secho(f"[{info.get('item_id', '')} {info.get('category', '')}]".replace(" ]", "]"), bold=True)
     _say(text)
     total = 0.0

@@ -35,6 +35,13 @@ class Dialogue:
     reward: float | None = None
     final_reply: str | None = None
 
+    @property
+    def is_agentgyms(self) -> bool:
+        """Whether it begins in AgentGym's protocol: with an instruction, and an "OK" that is not learnt."""
+        if len(self.messages) < 4 or self.messages[0]["role"] != "user" or self.is_trained[1]:
+            return False
+        return self.messages[1]["content"].strip().lower().startswith("ok.")
+
 
 def read_dialogues(path: str | Path) -> Iterator[Dialogue]:
     """Return a lazy iterator over the conversations of a JSON array or of JSON Lines.

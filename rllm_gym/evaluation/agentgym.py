@@ -1,9 +1,9 @@
-"""Reads AgentGym-RL's lists of test tasks, where its items are this package's."""
+"""Reads AgentGym-RL's lists of test tasks: by number where its numbers are this package's, else by name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
 
 # Environments whose items have AgentGym's numbers, and how many of them AgentGym has; the docstring of each says so.
-NUM_ITEMS = {"textcraft": 544, "babyai": 900, "sciworld": 4639, "searchqa": None, "webarena": 812}
+NUM_ITEMS = {"babyai": 900, "sciworld": 4639, "searchqa": None, "webarena": 812}
+# AgentGym's order of TextCraft's goals is by depth, then as os.listdir() has their files (crafting_tree.py).
+BY_NAME = ("textcraft",)
 # Where a keyword decides it: without it the environment plays tasks of its own under these numbers.
 NEEDED = {
     "searchqa": ("data", "the questions in Search-R1's format"),
@@ -20,21 +22,26 @@ NEEDED = {
 
 
 def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
-    """Return the item ids of an AgentGym-RL list, JSON or JSON Lines of objects like {"item_id": "textcraft_17"}.
+    """Return the item ids of an AgentGym-RL list, JSON or JSON Lines of objects like {"item_id": "babyai_17"}.
+
+    TextCraft's goals are found by name: {"goal": "beacon"}, {"item_id": "minecraft:beacon"}, or a conversation of
+    AgentGym's, whose first observation names the goal.
 
     Raises:
-        ConfigError: the file is no such list, or an item of it is not this environment's.
+        ConfigError: the file is no such list, or an item of it is not this environment's, or a number of TextCraft's.
     """
     env = make_text_env(spec.with_split("all"))
     try:
         text_env = env.unwrapped
         name, known = getattr(text_env, "name", ""), set(getattr(text_env, "item_ids", None) or ())
+        named_item = getattr(text_env, "named_item", lambda row: None)
     finally:
         env.close()
-    if name not in NUM_ITEMS:
+    names = (*BY_NAME, *NUM_ITEMS)
+    if name not in names:
         raise ConfigError(
-            f"panel: --from: AgentGym-RL's items are those of {', '.join(NUM_ITEMS)}; {spec.name} has others under its "
-            "numbers. Choose its tasks with --split."
+            f"panel: --from: AgentGym-RL's items are those of {', '.join(names)}; {spec.name} has others "
+            "under its numbers. Choose its tasks with --split."
         )
     option, meaning = NEEDED.get(name, (None, ""))
     if option is not None and spec.env_config.get(option) in (None, "embedded"):
@@ -42,9 +49,12 @@ def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
             f"panel: --from: {spec.name} has AgentGym-RL's items only with {option} ({meaning}); got none. "
             f"Set --env-config '{{\"{option}\": ...}}'."
         )
-    found = [_item_of(row, name, f"{path}:{number}") for number, row in enumerate(_rows(path), start=1)]
-    if not found:
+    rows = [(row, f"{path}:{number}") for number, row in enumerate(_rows(path), start=1)]
+    if not rows:
         raise ConfigError(f"panel: --from: must hold tasks; got none in {str(path)!r}.")
+    if name in BY_NAME:
+        return [_item_named(row, name, where, known, named_item) for row, where in rows]
+    found = [_item_of(row, name, where) for row, where in rows]
     most = NUM_ITEMS[name]
     for item_id in found:
         number = int(item_id.rpartition("_")[2])
@@ -60,6 +70,25 @@ def _rows(path: Path) -> list[Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"panel: --from: must be JSON or JSON Lines; got {str(path)!r} ({error}).") from error
     return rows
+
+
+def _item_named(
+    row: Any, name: str, where: str, known: Collection[str], named_item: Callable[[Any], int | None]
+) -> str:
+    index = named_item(row)
+    item_id = row.get("item_id") if isinstance(row, Mapping) else row
+    if index is None and str(item_id).removeprefix(f"{name}_").isdigit():
+        raise ConfigError(
+            f"panel: --from: AgentGym numbers the goals of {name} as a file system happens to list their files, so a "
+            f"number alone names none; got {item_id!r} in entry {where}. Give their names, like "
+            '{"item_id": "minecraft:beacon"}, or conversations that say "Goal: craft beacon.".'
+        )
+    if index is None or f"{name}_{index}" not in known:
+        raise ConfigError(
+            f"panel: --from: items must name goals of {name}; got {item_id!r} in entry {where}. Correct or remove it; "
+            "which goals there are also depends there on that order of files."
+        )
+    return f"{name}_{index}"
 
 
 def _item_of(row: Any, name: str, where: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, outcome_of, report_of
@@ -23,6 +25,8 @@ from rllm_gym.evaluation.policy import (
 )
 from rllm_gym.rollout.environments import tasks_trained_on
 from rllm_gym.types import Episode, TaskGroup
+
+logger = logging.getLogger(__name__)
 
 # Written before the first episode is played.
 PLAN, RESULT, TABLE, TRAJECTORIES = "evaluation.json", "result.json", "table.md", "trajectories"
@@ -123,6 +127,14 @@ def plan_evaluation(
                         sampling=sampling,
                     )
                 )
+    if policy.checkpoint is not None and protocol_of(policy.checkpoint) == "agentgym":
+        natives = {panel.spec.name for panel in panels if panel.spec.env_config.get("protocol") != "agentgym"}
+        if natives:
+            logger.warning(
+                "evaluate: the policy was trained in AgentGym's protocol and plays %s in the native one, whose words "
+                """it has not seen. Set --env-config '{"protocol": "agentgym"}'.""",
+                ", ".join(sorted(natives)),
+            )
     algorithm, playing = playing_config(policy, config)
     _play_on(playing, panels)
     policy = sampled_policy(policy, playing)

@@ -345,6 +345,12 @@ class LLMAlgorithm(Algorithm):
             return Path(storage.trial_fs_path) / "trajectories"
         return Path(self.logdir) / "trajectories"
 
+    @property
+    def protocol(self) -> str:
+        """In whose words it is trained: "agentgym" where an environment or the data has them, else "native"."""
+        protocols = {spec.env_config.get("protocol") for spec in self.config.environments} if self.config.env else set()
+        return "agentgym" if "agentgym" in protocols else "native"
+
     # --- checkpoints: RLlib's files, and the DeepSpeed engines' beside them, written by all learners together ---
 
     @override(Algorithm)
@@ -366,7 +372,9 @@ class LLMAlgorithm(Algorithm):
             path = super().save_to_path(path, **kwargs)
             # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
             self.on_all_learners(lambda learner: learner.save_engines(f"{path}/deepspeed"))
-        write_manifest(Path(path), training_iteration=self.training_iteration)  # last: it says that all is there
+        write_manifest(
+            Path(path), training_iteration=self.training_iteration, protocol=self.protocol
+        )  # last: it says that all is there
         return path
 
     @override(Algorithm)

@@ -39,6 +39,7 @@ class SampleMaker:
     retokenize: bool = False
     num_cut: int = 0
     num_left_out: int = 0
+    num_agentgyms: int = 0  # conversations in AgentGym's protocol
     _has_checked_ids: bool = False
 
     def of_stream(self, stream: Stream) -> list[Sample]:
@@ -85,6 +86,7 @@ class SampleMaker:
 
     def of_dialogue(self, dialogue: Dialogue) -> Sample | None:
         """Return the sample of a conversation: the ids that a token environment would have given for it."""
+        self.num_agentgyms += dialogue.is_agentgyms
         return self.of_turns(self._turns_of(dialogue)) if dialogue.messages else None
 
     def _turns_of(self, dialogue: Dialogue) -> Iterator[Turn]:

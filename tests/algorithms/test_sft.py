@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.sft import SFT, SFTConfig
+from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
 from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.evaluation.playing import plan_evaluation
 from rllm_gym.learner.batch import Packing, deal
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.sample_maker import SampleMaker, samples_of, samples_of_path
@@ -250,6 +253,22 @@ def test_a_restored_run_goes_on_in_the_middle_of_an_epoch_bit_for_bit(tiny_model
     algo.restore_from_path(path)
     algo.train()
     assert equal(straight, module_weights(algo))
+
+
+def test_agentgyms_conversations_mark_the_checkpoint_and_playing_it_natively_warns(tiny_model, build, tmp_path, caplog):
+    said = [("human", "Craft.", None), ("gpt", "OK. I'll try.", False), ("human", "Goal.", None), ("gpt", "get", True)]
+    talk = [{"from": who, "value": value, "loss": loss} for who, value, loss in said]
+    (tmp_path / "data.json").write_text(json.dumps([{"item_id": "textcraft_1", "conversations": talk}] * 8))
+    options = {"data": str(tmp_path / "data.json"), "env": None, "samples_per_step": 8}
+    algo = build(offline_config(SFTConfig(), tiny_model, **options))
+    algo.train()
+    path = algo.save_to_path(str(tmp_path / "checkpoint"))
+    assert protocol_of(Path(path)) == "agentgym"
+    native, agentgym = ({"depth": 1, **more} for more in ({}, {"protocol": "agentgym"}))
+    for env_config, warns in ((native, True), (agentgym, False)):
+        caplog.clear()
+        plan_evaluation(path, envs=[("TextCraft-v0", env_config)], horizon=4, num_tasks=2, out=tmp_path / "out")
+        assert ("trained in AgentGym's protocol and plays TextCraft-v0 in the native one" in caplog.text) is warns
 
 
 def test_expert_workers_change_no_sample(tiny_model, build):

@@ -234,7 +234,7 @@ def test_a_plain_reset_draws_every_selected_item_and_no_other():
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
-@pytest.mark.parametrize("item_id", ["textcraft_17", 17, np.int64(17)])
+@pytest.mark.parametrize("item_id", ["textcraft_17", 17, np.int64(17), "minecraft:clay", "clay"])
 def test_any_item_can_be_asked_for_whatever_the_split(split, item_id):
     observation, info = TextCraftEnv(split=split, depth=4).reset(options={"item_id": item_id})
     assert info["item_id"] == "textcraft_17" and observation.endswith("Goal: craft clay.")
@@ -313,7 +313,7 @@ def test_a_bad_file_of_items_is_refused_in_one_line(tmp_path, text):
         TextCraftEnv(item_ids=path)
 
 
-@pytest.mark.parametrize("options", [{"item_id": 544}, {"item_id": "clay"}, {"item_id": 1.0}, {"itemid": 17}, [17]])
+@pytest.mark.parametrize("options", [{"item_id": 544}, {"item_id": "mud"}, {"item_id": 1.0}, {"itemid": 17}, [17]])
 def test_bad_reset_options_are_refused_and_leave_the_episode_alone(options):
     env = env_at(17)
     env.step("get 4 clay ball")

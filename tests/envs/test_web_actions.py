@@ -18,6 +18,8 @@ from rllm_gym.envs.web.actions import Action, BadAction, parse
         ("CLICK [7] where [7] is a link", Action("click", 7)),
         ("type [5] [hello world] [0]", Action("type", 5, "hello world")),
         ("type [5] [hello world] [1]", Action("type", 5, "hello world", presses_enter=True)),
+        ("type [5] [hello] [0] (the field)", Action("type", 5, "hello")),
+        ("type [5] [hello] and press Enter", Action("type", 5, "hello", presses_enter=True)),
         ("type [5] [hello world]", Action("type", 5, "hello world", presses_enter=True)),
         ("type [5] [hello] [press_enter_after=0]", Action("type", 5, "hello")),
         ("type [5] [a [b] c] [0]", Action("type", 5, "a [b] c")),

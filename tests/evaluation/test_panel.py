@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from rllm_gym.cli.rllib import app as rllib
 from rllm_gym.cli.rllm_gym import app
 from rllm_gym.envs.base import StepResult, TextEnv
+from rllm_gym.envs.textcraft.env import TextCraftEnv
+from rllm_gym.envs.textcraft.recipes import load_book
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.agentgym import read_test_list
 from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
@@ -135,20 +137,51 @@ def write_list(path, *item_ids):
 
 
 def test_agentgym_rls_lists_become_panels_where_the_items_are_the_same(tmp_path):
-    file = write_list(tmp_path / "test.json", "textcraft_17", "textcraft_3")
+    pytest.importorskip("minigrid")
+    file = write_list(tmp_path / "test.json", "babyai_17", "babyai_3")
+    result = CliRunner().invoke(app, ["panel", "BabyAI-v0", "--horizon", "6", "--from", str(file)])
+    assert json.loads(result.stdout)["item_ids"] == ["babyai_17", "babyai_3"]
+    babyai = EnvironmentSpec("BabyAI-v0", "rllm_gym:rllm_gym/BabyAI-v0")
+    for item_ids, message in [
+        (["babyai_900"], "BabyAI-v0 has no item 'babyai_900' of AgentGym's"),
+        (["textcraft_3"], r"items must be like babyai_17; got 'textcraft_3' in entry .*:1\."),
+        ([], "must hold tasks; got none"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            read_test_list(write_list(file, *item_ids), babyai)
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="must be JSON or JSON Lines"):
+        read_test_list(file, babyai)
+
+
+def test_textcrafts_lists_are_read_by_name_and_refused_with_numbers_alone(tmp_path):
+    said = "Crafting commands:\ncraft 1 stick using 2 planks\n\nGoal: craft birch planks."
+    rows = [
+        {"item_id": "minecraft:beacon"},
+        {"item_id": "beacon"},
+        {"item_id": "textcraft_17", "goal": "oak wood"},
+        # AgentGym's number 400, on the disk that the conversation was made on.
+        {
+            "item_id": "textcraft_400",
+            "conversations": [{"from": "human", "value": "Rules."}, {"from": "human", "value": said}],
+        },
+    ]
+    file = tmp_path / "test.json"
+    file.write_text(json.dumps(rows))
     result = CliRunner().invoke(app, ["panel", "TextCraft-v0", "--horizon", "6", "--from", str(file)])
-    assert json.loads(result.stdout)["item_ids"] == ["textcraft_17", "textcraft_3"]
+    goals = load_book().goals
+    named = [goals[int(item_id.removeprefix("textcraft_"))] for item_id in json.loads(result.stdout)["item_ids"]]
+    assert named == ["minecraft:beacon", "minecraft:beacon", "minecraft:oak_wood", "minecraft:birch_planks"]
+    assert TextCraftEnv(item_ids=file).item_ids == json.loads(result.stdout)["item_ids"]
     textcraft = EnvironmentSpec("TextCraft-v0", TEXTCRAFT)
     for item_ids, message in [
-        (["textcraft_544"], "TextCraft-v0 has no item 'textcraft_544' of AgentGym's"),
-        (["babyai_3"], r"items must be like textcraft_17; got 'babyai_3' in entry .*:1\."),
+        (["minecraft:beacon", "textcraft_17"], r"a number alone names none; got 'textcraft_17' in entry .*:2\. Give"),
+        (["minecraft:mud"], r"items must name goals of textcraft; got 'minecraft:mud' in entry .*:1\."),
+        (["babyai_3"], r"items must name goals of textcraft; got 'babyai_3'"),
         ([], "must hold tasks; got none"),
     ]:
         with pytest.raises(ConfigError, match=message):
             read_test_list(write_list(file, *item_ids), textcraft)
-    file.write_text("{")
-    with pytest.raises(ConfigError, match="must be JSON or JSON Lines"):
-        read_test_list(file, textcraft)
 
 
 class Guess(TextEnv):
