@@ -29,6 +29,7 @@ register_text_env(
     "rllm_gym.envs.searchqa.env:SearchQAEnv",
     agentgym="rllm_gym.envs.searchqa.agentgym:AgentGymSearchQA",
 )
+register_text_env("rllm_gym/TextArena-v0", "rllm_gym.envs.textarena.env:TextArenaEnv")
 register_text_env(
     "rllm_gym/TextCraft-v0",
     "rllm_gym.envs.textcraft.env:TextCraftEnv",

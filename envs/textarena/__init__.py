@@ -1,0 +1,1 @@
+"""TextArena: puzzles and games for one player, as text."""
