@@ -78,9 +78,9 @@ class AgentGymBabyAI(AgentGymProtocol, BabyAIEnv):
         command = cleaned_action(action)
         if command is None:
             return StepResult(TWO_ACTIONS, 0.0, is_over=False, is_invalid=True)
-        result = super()._act(command)
+        reply, _, is_over, is_invalid, is_truncated = super()._act(command)
         self._score += self._last
-        return result._replace(reward=self._score)
+        return StepResult(reply, self._score, is_over, is_invalid, is_truncated)
 
     def _carry_out(self, moves: Sequence[int]) -> tuple[str, float]:
         seen = self._view
