@@ -39,8 +39,9 @@ class TextArenaEnv(TextEnv):
         Its first move in square brackets counts; a text without any bracket gets a pair, as in TextArena.
 
     Reward:
-        TextArena's, at the end: 1.0 for solving the game; else what part of it was, under 1.0, and below 0 in LightsOut
-        where more lights are on than at the start. 0.0 for every other step.
+        TextArena's, at the end: 1.0 for solving the game; else what part of it was: under 1.0 but for 2048, where a
+        high score counts as much, and below 0 in LightsOut where more lights are on than at the start. 0.0 for every
+        other step.
 
     Episode end:
         Terminated when the game is solved or lost, at its own limit of turns, and at the second move in a row that its

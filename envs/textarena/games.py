@@ -57,6 +57,9 @@ GAMES = (
     *(f"TowerOfHanoi-v0{level}" for level in ("", "-medium", "-hard", "-hardcore", "-extreme")),
 )
 
+# How the reason of an end begins where the game was solved; a part of 2048 can count as much as the whole.
+WON = ("Congratulations", "You have cracked the code")
+
 _generator: ContextVar[Any] = ContextVar("generator", default=random)
 _making = threading.Lock()  # Sokoban's rooms are searched for in variables of its module
 
@@ -137,7 +140,8 @@ class Game:
         is_invalid = state.error_count > errors or end["invalid_move"]
         reward = float(state.rewards[0]) if is_over else 0.0
         text = "\n".join(filter(None, (self._said(), end["reason"] if is_over else "")))
-        return Reply(text, reward, is_over, is_over and reward == 1.0 and not is_invalid, is_invalid)
+        is_won = is_over and end["reason"].startswith(WON)
+        return Reply(text, reward, is_over, is_won, is_invalid)
 
     def _said(self) -> str:
         _, messages = self.world.get_observation()

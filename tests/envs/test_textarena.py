@@ -149,6 +149,13 @@ def test_a_game_lost_brings_the_part_that_was_done():
     assert reward == pytest.approx(1 - abs(last - world.game_number) / 19)
 
 
+def test_a_high_score_in_2048_is_no_success():
+    env = begin("2048-v0-ultra-easy")
+    env._game.world.state.game_state |= {"score": 1000, "board": [[2, 4, 2, 4]] * 4}
+    assert [env.step("[left]")[1:3] for _ in range(2)] == [(0.0, False), (1.0, True)]
+    assert env.is_success is False
+
+
 def test_2048_has_no_expert_and_says_so():
     with pytest.raises(NotImplementedError, match=r"^TextArenaEnv: 2048-v0 has no expert; those of FrozenLake, "):
         begin("2048-v0").expert_action()
