@@ -32,8 +32,8 @@ def panel(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one turn at most.")] = MAX_NEW_TOKENS,
 ) -> None:
     """Print a panel: tasks, seeds, horizon and sampling, with their hash; for `rllib evaluate --panel`."""
-    from rllm_gym.evaluation.agentgym import read_test_list
     from rllm_gym.evaluation.panel import make_panel
+    from rllm_gym.evaluation.published_lists import read_test_list
     from rllm_gym.registration import normalize_env_id
     from rllm_gym.rollout.environments import environments_of
 
