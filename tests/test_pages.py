@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -96,6 +97,8 @@ def folder(tmp_path, monkeypatch):
     """An empty folder as the present one; what is registered there is forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("minigrid")  # it registers its environments once, and they are to stay
     before, modules = dict(gymnasium.registry), set(sys.modules)
     yield tmp_path
     for key in gymnasium.registry.keys() - before.keys():
