@@ -16,6 +16,7 @@ from rllm_gym.options.bounds import Count, CountOrZero
 from rllm_gym.options.from_rllib import ALIASES
 from rllm_gym.options.values import type_fault
 from rllm_gym.registration import normalize_env_id
+from rllm_gym.rollout.engines import ONLY_PLAYS
 from rllm_gym.rollout.environments import (
     EnvironmentSpec,
     check_evaluation,
@@ -87,6 +88,8 @@ def check_written(experiment: Experiment) -> dict[str, Any]:
     if table is not None:
         faults += option_faults(experiment, config, {name: option.hint for name, option in options_of(table).items()})
         faults[:0] = env_faults(experiment, table)
+        if reason := ONLY_PLAYS.get(str(config.get("engine"))):
+            faults.append(experiment.source.fault(("config", "engine"), reason))
     config["env"] = _env_id(experiment, faults)
     if faults:
         raise ExperimentError("\n".join(faults))

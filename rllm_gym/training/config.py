@@ -18,7 +18,7 @@ from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.options.every_method import CommonOptions
-from rllm_gym.rollout.engines import check_engine
+from rllm_gym.rollout.engines import ONLY_PLAYS, check_engine
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
 from rllm_gym.training.strict_config import StrictConfig
@@ -136,11 +136,8 @@ class LLMConfig(StrictConfig, CommonOptions):
         if self.has_env_runners and self.num_env_runners < 1:
             raise ConfigError(f"{who}: num_env_runners must be at least 1; got {self.num_env_runners}.")
         check_engine(self.engine, self.engine_options)
-        if self.engine == "openai" and self.trains:
-            raise ConfigError(
-                f"{who}: the engine openai is for `rllib evaluate`: an endpoint takes no weights and tells no "
-                "log-probabilities of our tokens; got it for training. Set engine: vllm."
-            )
+        if self.trains and isinstance(self.engine, str) and self.engine in ONLY_PLAYS:
+            raise ConfigError(f"{who}: {ONLY_PLAYS[self.engine]}")
         if self.learns_from_its_trajectories and self.keep_episodes != "all":
             raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
         if self.max_new_tokens >= self.max_model_len:

@@ -278,6 +278,12 @@ CASES = {
         "x.yaml:8: engine: must be one of openai, scripted, transformers, vllm, or \"module:name\"; got 'sglang'. "
         "Did you mean 'transformers'?",
     ),
+    "an engine that only plays": (
+        "groups_per_step: 2",
+        "engine: openai",
+        "x.yaml:8: the engine openai is for `rllib evaluate`: an endpoint takes no weights and tells no "
+        "log-probabilities of our tokens; got it for training. Set engine: vllm.",
+    ),
     "an engine's name for a number": (
         "groups_per_step: 2",
         "engine: 3",

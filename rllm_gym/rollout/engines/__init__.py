@@ -48,6 +48,10 @@ ENGINE_OPTIONS = {
     "scripted": ("replies", "num_steps"),
     "transformers": ("device",),
 }
+ONLY_PLAYS = {  # and why
+    "openai": "the engine openai is for `rllib evaluate`: an endpoint takes no weights and tells no log-probabilities "
+    "of our tokens; got it for training. Set engine: vllm."
+}
 VLLM_FIXED_OPTIONS = {  # what VLLMEngine relies on, or takes as arguments of its own
     "model", "dtype", "max_model_len", "max_num_seqs", "skip_tokenizer_init", "logprobs_mode",
 }  # fmt: skip
