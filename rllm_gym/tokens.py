@@ -311,11 +311,7 @@ class Conversation:
     sampled otherwise stay as sampled; the text is the same.
 
     A template that has a default system prompt (Qwen2.5) writes it if `system_prompt` is empty, here as there.
-
-    Args:
-        chat: renders the messages.
-        system_prompt: "" is none.
-        preamble: turns that come before the task: what a user says and what the policy is taken to have answered.
+    `preamble` are turns before the task: what a user says, and what the policy is taken to have answered.
 
     Attributes:
         messages: the conversation so far. Entries are only ever added.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
@@ -18,7 +18,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, L
 
 from rllm_gym.callbacks.horizon_schedules import Stage
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
-from rllm_gym.data import Keep, Recorder
+from rllm_gym.data import Recorder
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.batch import SampleData, deal
 from rllm_gym.rollout.env_runner import SampleResult
@@ -331,9 +331,7 @@ class LLMAlgorithm(Algorithm):
         if not self.config.save_trajectories:
             return
         if self._recorder is None:
-            kept = self.config.keep_episodes
-            keep = None if kept == "all" else Keep(**cast(dict[str, Any], kept))
-            self._recorder = Recorder(self.trajectories_path, self.environments, keep)
+            self._recorder = Recorder(self.trajectories_path, self.environments, self.config.kept_episodes)
         settings.setdefault("horizons", self.horizons)
         self._recorder.append(episodes, samples, train_step=step, **settings)
 
@@ -372,9 +370,8 @@ class LLMAlgorithm(Algorithm):
             path = super().save_to_path(path, **kwargs)
             # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
             self.on_all_learners(lambda learner: learner.save_engines(f"{path}/deepspeed"))
-        write_manifest(
-            Path(path), training_iteration=self.training_iteration, protocol=self.protocol
-        )  # last: it says that all is there
+        # Last: it says that all is there.
+        write_manifest(Path(path), training_iteration=self.training_iteration, protocol=self.protocol)
         return path
 
     @override(Algorithm)

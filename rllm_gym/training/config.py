@@ -13,6 +13,7 @@ from ray.util.debug import log_once
 
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
 from rllm_gym.callbacks.scaling_inter import ScalingInter
+from rllm_gym.data import Keep
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
@@ -105,6 +106,12 @@ class LLMConfig(StrictConfig, CommonOptions):
     def num_env_runner_threads(self) -> int:
         """Threads of a sampler: the CPUs that its runner was given."""
         return max(1, int(self.num_cpus_per_env_runner))
+
+    @property
+    def kept_episodes(self) -> Keep | None:
+        """Which episodes stay on the disk; None where all do."""
+        kept: Any = self.keep_episodes
+        return None if kept == "all" else Keep(**kept)
 
     @property
     def has_env_runners(self) -> bool:

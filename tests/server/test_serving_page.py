@@ -15,7 +15,8 @@ from tests.serving import ROOT, serving
 def test_the_blocks_of_the_page_play_the_environment(capsys):
     skip_without("openenv")
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-    client, trl = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    client, trl = (block for block in blocks if "GenericEnvClient" in block)
     with serving("--env", "TextCraft-v0", "--workers", "1") as served:
         client, trl = (block.replace("http://127.0.0.1:36001", served.url) for block in (client, trl))
         exec(compile(client, "docs/serving.md", "exec"), {})
