@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import sys
@@ -107,8 +108,12 @@ def needs_textworld() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let what libraries drop into the temporary folder, in any process, go with the session; pytest's own stays."""
+    """Let what libraries drop into the temporary folder, in any process, go with the session.
+
+    Pytest's own folder stays where it is, and so does what torch has compiled.
+    """
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
     folder = tempfile.mkdtemp(prefix="rg-")  # short: sockets lie there, whose paths have 107 characters at most
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
