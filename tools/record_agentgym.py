@@ -11,11 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +20,8 @@ import requests
 
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.textcraft.recipes import display, load_book
+from tools.agentgym_server import COMMIT, agentgym_class, own_server
 
-COMMIT = "3ef9235d23e68e7c2920c5422ad957dc8ced5c6c"
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden" / "agentgym_requests.json"
 # The class of AgentGym's client, this package's environment, the items to play, and how its client's reset names them.
 PLAYED = {
@@ -36,20 +31,10 @@ PLAYED = {
 }
 
 
-def client_class(env_type: str) -> Any:
-    """Return a class of AgentGym's, from `AGENTGYM_SRC`."""
-    folder = Path(os.environ["AGENTGYM_SRC"]).resolve() / "agentenv"
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    import agentenv.envs
-
-    return getattr(agentenv.envs, PLAYED[env_type][0])
-
-
 def play(env_type: str, url: str) -> list[float]:
     """Play items with AgentGym's client and this package's expert; return the last reward of each."""
-    _, name, items, keyword = PLAYED[env_type]
-    client = client_class(env_type)(env_server_base=url, data_len=10)
+    class_name, name, items, keyword = PLAYED[env_type]
+    client = agentgym_class(class_name)(env_server_base=url, data_len=10)
     env: Any = gymnasium.make(f"rllm_gym/{name}", obs_type="text")
     rewards = []
     for item in items:
@@ -76,33 +61,6 @@ def item_of_goal(line: str) -> int:
 
 
 @contextlib.contextmanager
-def agentgyms_textcraft() -> Iterator[str]:
-    """Run AgentGym's own server of TextCraft."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "uvicorn", "agentenv_textcraft.server:app", "--port", str(port)]
-    folder = Path(os.environ["AGENTGYM_SRC"]).resolve() / "agentenv-textcraft"
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end_s = time.monotonic() + 60
-        while True:
-            try:
-                requests.get(url, timeout=5)
-                break
-            except requests.ConnectionError:
-                assert time.monotonic() < end_s and process.poll() is None, "AgentGym's server does not start"
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextlib.contextmanager
 def recorded(url: str) -> Iterator[list[list[Any]]]:
     """Note every request of `requests.post` and `requests.get` to a server: method, path, body, answer."""
     found: list[list[Any]] = []
@@ -126,7 +84,7 @@ def main() -> None:
     from tests.serving import serving
 
     golden: dict[str, Any] = {"commit": COMMIT}
-    with agentgyms_textcraft() as url, recorded(url) as golden["textcraft"]:
+    with own_server("textcraft") as url, recorded(url) as golden["textcraft"]:
         assert play("textcraft", url) == [1, 1]
     others = {env_type: PLAYED[env_type][1] for env_type in PLAYED if env_type != "textcraft"}
     arguments = [word for name in others.values() for word in ("--env", name)]

@@ -19,11 +19,8 @@ import json
 import os
 import random
 import runpy
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,13 +31,10 @@ import requests
 
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.textcraft.recipes import identify
+from tools.agentgym_server import COMMIT, REPOSITORY, agentgym_class, own_server, source
 
-REPOSITORY = "github.com/WooooDyy/AgentGym"
-COMMIT = "3ef9235d23e68e7c2920c5422ad957dc8ced5c6c"
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 MAX_TURNS = 12
-# SciWorld lists objects by Java's identity hashes; so they repeat (see OPTIONS in envs/sciworld/jvm.py).
-SERVER_ENVIRONMENT = {"JAVA_TOOL_OPTIONS": "-XX:+UnlockExperimentalVMOptions -XX:hashCode=2"}
 # The module and the class of AgentGym's client, this package's environment, and the items that are played.
 PLAYED: dict[str, tuple[str, str, list[int]]] = {
     "textcraft": ("TextCraftEnvClient", "TextCraft-v0", list(range(0, 540, 22))),
@@ -51,15 +45,10 @@ PLAYED: dict[str, tuple[str, str, list[int]]] = {
 }  # fmt: skip
 
 
-def source(*parts: str) -> Path:
-    return Path(os.environ["AGENTGYM_SRC"]).resolve().joinpath(*parts)
-
-
 def play(kind: str, url: str) -> list[dict[str, Any]]:
     """Play the items and return the episodes: what AgentGym's client says, and what it makes of each text."""
-    sys.path.insert(0, str(source("agentenv")))
     class_name, name, items = PLAYED[kind]
-    client = getattr(importlib.import_module("agentenv.envs"), class_name)(env_server_base=url, data_len=10)
+    client = agentgym_class(class_name)(env_server_base=url, data_len=10)
     start = [message["value"] for message in client.conversation_start]
     env: Any = gymnasium.make(f"rllm_gym/{name}", obs_type="text", protocol="agentgym", split="all")
     rng = random.Random(0)
@@ -112,36 +101,6 @@ def misspelt(text: str, rng: random.Random) -> str:
             "",
         ]
     )
-
-
-@contextlib.contextmanager
-def own_server(kind: str) -> Iterator[str]:
-    """Run AgentGym's own server."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    python = os.environ.get("AGENTGYM_PYTHON", sys.executable)
-    folder = source(f"agentenv-{kind}")
-    process = subprocess.Popen(
-        [python, "-m", "uvicorn", f"agentenv_{kind}.server:app", "--port", str(port)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), **SERVER_ENVIRONMENT},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end_s = time.monotonic() + 60
-        while True:
-            try:
-                requests.get(url, timeout=5)
-                break
-            except requests.ConnectionError:
-                assert time.monotonic() < end_s and process.poll() is None, "AgentGym's server does not start"
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager

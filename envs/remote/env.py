@@ -98,14 +98,14 @@ class RemoteEnv(TextEnv):
     def __init__(
         self,
         *,
-        url: str | Sequence[str] | None,
-        token: str | None,
-        timeout_s: float,
-        split: str | None,
-        item_ids: ItemIds | None,
-        splits: Mapping[str, ItemIds] | None,
-        system_prompt: str | None,
-        render_mode: str | None,
+        url: str | Sequence[str] | None = None,
+        token: str | None = None,
+        timeout_s: float = 180.0,
+        split: str | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
+        system_prompt: str | None = None,
+        render_mode: str | None = None,
     ) -> None:
         self._urls = check_urls(self._who, url)
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rllm_gym.envs.base import ItemIds
 from rllm_gym.envs.remote.actions import ActionForm, ToolsForm, form_of, is_of_tools, text_of
 from rllm_gym.envs.remote.env import NotOpenedError, RemoteEnv, Reply, Tasks, first_answer, now_kept
 from rllm_gym.envs.remote.http import NO_ROUTE, Http, StatusError, headers
@@ -67,29 +65,6 @@ class OpenEnvEnv(RemoteEnv):
     """
 
     name = "openenv"
-
-    def __init__(
-        self,
-        *,
-        url: str | Sequence[str] | None = None,
-        token: str | None = None,
-        timeout_s: float = 180.0,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        super().__init__(
-            url=url,
-            token=token,
-            timeout_s=timeout_s,
-            split=split,
-            item_ids=item_ids,
-            splits=splits,
-            system_prompt=system_prompt,
-            render_mode=render_mode,
-        )
 
     def _read_tasks(self) -> Tasks:
         _client_class()  # what is missing is said now

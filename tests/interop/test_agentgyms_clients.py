@@ -11,7 +11,8 @@ import pytest
 from rllm_gym.envs.contract import NONSENSE
 from rllm_gym.envs.remote.agentgym import AgentGymEnv
 from tests.serving import serving
-from tools.record_agentgym import PLAYED, agentgyms_textcraft, item_of_goal, play
+from tools.agentgym_server import own_server
+from tools.record_agentgym import PLAYED, item_of_goal, play
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +32,7 @@ def test_agentgyms_client_plays_the_expert_to_success(env_type):
 
 def test_our_client_plays_agentgyms_own_server_as_in_process():
     local = gymnasium.make("rllm_gym/TextCraft-v0", obs_type="text")
-    with agentgyms_textcraft() as url, warnings.catch_warnings():
+    with own_server("textcraft") as url, warnings.catch_warnings():
         env = AgentGymEnv(url=url, env_type="textcraft")
         assert env.item_ids == local.unwrapped.item_ids
         for seed in range(5):
