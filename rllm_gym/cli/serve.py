@@ -13,6 +13,7 @@ import typer
 
 from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import RayAddress, errors_in_one_line, json_mapping
+from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.errors import ConfigError, nearest
 
 PORT = 36001
@@ -79,7 +80,8 @@ def serve(
         )
         binding = Binding(host, port, token, max_bytes=int(max_request_mb * 2**20), drain_s=drain)
         try:
-            with _cluster(ray, ray_address, num_workers):
+            # What killed workers leave goes with the server.
+            with temporary_folder(has_own_ray=ray_address is None), _cluster(ray, ray_address, num_workers):
                 asyncio.run(serve_until_stopped(table, protocol, binding, say=_say))
         except OSError as error:
             why = error.strerror or error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from rllm_gym.cli.commands import missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, refuse_beside
+from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,4 +80,6 @@ def _serve(index: Index, port: int, models: list[str], envs: list[str]) -> None:
     policies = {} if missing else find_policies(index.paths, models)
     modules = [env.rpartition(":")[0] for env in envs if ":" in env]
     hub = Hub(policies, modules=modules)
-    serve(index, hub, port=port, on_start=lambda url: typer.echo(f"{url}   (Ctrl-C ends it)"))
+    # What the hub's killed environments leave goes with it; Ctrl-C is how it ends.
+    with temporary_folder(has_own_ray=False), contextlib.suppress(KeyboardInterrupt):
+        serve(index, hub, port=port, on_start=lambda url: typer.echo(f"{url}   (Ctrl-C ends it)"))

@@ -1,8 +1,9 @@
-"""An environment that does what it is told: sleep, spin, raise, die, or answer with what JSON has no words for."""
+"""An environment that does what it is told: sleep, raise, litter, die, or answer with what JSON has no words for."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 
 import rllm_gym
@@ -40,6 +41,8 @@ class OddEnv(TextEnv):
             raise SystemExit(3)
         elif verb == "die":
             os.kill(os.getpid(), 9)
+        elif verb == "litter":
+            tempfile.mkdtemp()
         elif verb == "nan":
             reward = float("nan")
         elif verb == "surrogate":

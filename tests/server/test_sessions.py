@@ -105,6 +105,15 @@ def test_a_killed_worker_comes_back():
         assert children(served.process.pid) != [worker]
 
 
+def test_what_a_killed_worker_leaves_goes_with_the_server(tmp_path):
+    with serving(*ODD, "--workers", "1", env={"TMPDIR": str(tmp_path)}) as served:
+        client = Client(served.url)
+        assert client.step("litter").status_code == 200
+        assert client.step("die").status_code == 504
+        assert list(tmp_path.glob("**/tmp*"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_idle_sessions_are_closed_and_closed_ones_are_unknown():
     with serving(*ODD, "--workers", "1", "--session-ttl", "1", "--max-sessions", "2") as served:
         first, second = Client(served.url), Client(served.url)

@@ -1,6 +1,7 @@
 """The page in a real browser. `open_page` fails a test in which the browser has complained about anything."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -391,7 +392,8 @@ def test_an_episode_that_failed_shows_why(open_page, tmp_path, serve):
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(runs, tmp_path):
     command = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", "view", str(runs[0]), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
     try:
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:")
@@ -399,6 +401,8 @@ def test_the_command_serves_until_it_is_interrupted(runs, tmp_path):
 
         with urlopen(line.split()[0]) as response:
             assert b"rllm_gym" in response.read()
+        assert list(tmp_path.glob("rllm_gym_*"))
     finally:
         process.send_signal(2)
         assert process.wait(30) == 0
+    assert not list(tmp_path.glob("rllm_gym_*"))
