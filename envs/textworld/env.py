@@ -163,7 +163,7 @@ class TextWorldEnv(TextEnv):
         return {**self.__dict__, "_game": None}
 
     def _live_game(self) -> Game:
-        if self._game is None or self._game.is_foreign:
+        if self._game is None or self._game.process.is_foreign:
             game = Game(self.index % NUM_LEVELS + 1, self.index // NUM_LEVELS)
             plan = game.plan
             for command in self._history:
@@ -175,5 +175,5 @@ class TextWorldEnv(TextEnv):
 
     def _close_game(self) -> None:
         if self._game is not None:
-            self._game.close()
+            self._game.process.close()
         self._game = None

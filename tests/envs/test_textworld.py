@@ -10,6 +10,7 @@ import gymnasium
 import psutil
 import pytest
 
+from rllm_gym.envs import game_process
 from rllm_gym.envs.textworld import games
 from rllm_gym.envs.textworld.env import NOT_UNDERSTOOD, OVER, TextWorldEnv
 from rllm_gym.envs.textworld.games import Game, as_command
@@ -115,10 +116,10 @@ def test_games_in_several_threads_are_those_of_one():
 @pytest.fixture
 def no_games(monkeypatch):
     """No game is open, so that the next one starts a server; returns what tells that server's folder."""
-    monkeypatch.setattr(games, "_server", None)
+    monkeypatch.setattr(games.GAMES, "server", None)
 
     def folder():
-        return Path(f"/proc/{games._server.process.pid}/cwd").resolve()
+        return Path(f"/proc/{games.GAMES.server.process.pid}/cwd").resolve()
 
     return folder
 
@@ -139,15 +140,15 @@ def test_a_game_is_the_same_when_it_is_made_anew(no_games):
 
 @pytest.mark.slow
 def test_only_the_games_used_last_are_kept_and_none_after_the_last_close(no_games, monkeypatch):
-    monkeypatch.setattr(games, "MAX_KEPT_GAMES", 2)
+    monkeypatch.setattr(games.GAMES, "command", [games.GAMES.command[0], "2"])
     keeper = Game(1, 0)
     folder = no_games()
     for level in (2, 1, 3):
-        Game(level, 0).close()
+        Game(level, 0).process.close()
     assert names(folder) == {"1_0", "3_0"}
-    keeper.close()
-    keeper.close()
-    assert not folder.exists() and games._server is None
+    keeper.process.close()
+    keeper.process.close()
+    assert not folder.exists() and games.GAMES.server is None
 
 
 @pytest.mark.slow
@@ -214,8 +215,8 @@ def test_a_crash_of_the_interpreter_is_a_failed_environment_alone():
 def test_a_hang_of_the_interpreter_is_ended_and_a_failed_environment(monkeypatch):
     env = TextWorldEnv()
     begin(env, HATCH)
-    process = psutil.Process(env._game._process_id)
-    monkeypatch.setattr(games, "CALL_TIMEOUT_S", 0.5)
+    process = psutil.Process(env._game.process.pid)
+    monkeypatch.setattr(game_process, "CALL_TIMEOUT_S", 0.5)
     with pytest.raises(EnvError, match=r"level 6 with seed 0 must answer within 0\.5 s; got nothing"):
         env._game.step("\x00")
     process.wait(10)  # raises if it lives on
@@ -230,7 +231,7 @@ def test_nothing_outlives_a_killed_process_not_even_a_game_that_hangs(tmp_path):
         from rllm_gym.envs.textworld import games
         game = games.Game(1, 0)
         threading.Thread(target=game.step, args=["\\0"], daemon=True).start()
-        print(games._server.process.pid, game._process_id, flush=True)
+        print(games.GAMES.server.process.pid, game.process.pid, flush=True)
         threading.Event().wait()
     """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
@@ -265,7 +266,7 @@ def test_a_game_that_cannot_be_made_is_a_failed_environment(no_games):
     in_the_way.unlink()
     assert begin(env, 770)
     env.close()
-    keeper.close()
+    keeper.process.close()
 
 
 def test_without_the_package_the_error_names_the_extra(no_games, monkeypatch):

@@ -273,7 +273,7 @@ def is_kind(kind: str, process: psutil.Process) -> bool:
         case "browser":
             return "--headless" in text and "--type=" not in text
         case "game":
-            return "textworld/server.py" in text and "textworld/server.py" in " ".join(parent_line)
+            return "game_server.py" in text and "game_server.py" in " ".join(parent_line)
     raise ValueError(kind)
 
 

@@ -1,0 +1,117 @@
+"""Makes and plays TextWorld's games, for `game_server.py`; the only file that imports textworld."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_PROMPT = re.compile(r">? {20,}-=.*")  # with the status line
+
+
+def load(folder: Path) -> None:
+    os.environ["HOME"] = str(folder)  # the Inform compiler writes into ~/Inform
+    (folder / "games").mkdir()
+    (folder / "locks").mkdir()
+    import textworld  # noqa: F401
+    from textworld.generator.data import KnowledgeBase
+
+    # Every game holds the same rules. What they are parsed to is kept, so that no fork has to parse them (0.5 s).
+    KnowledgeBase.deserialize(KnowledgeBase.default().serialize())
+
+
+class Player:
+    """Plays games, one after the other: (level, seed) begins one, (command,) is a step."""
+
+    def __init__(self, folder: Path, max_kept_games: str) -> None:
+        self._folder = folder
+        self._max_kept_games = int(max_kept_games)
+        self._env: Any = None
+        self._num_moves = 0
+
+    def answer(self, *request: Any) -> dict[str, Any]:
+        match request:
+            case [level, seed]:
+                return self._begin(level, seed)
+            case _:
+                return self._step(*request)
+
+    def _begin(self, level: int, seed: int) -> dict[str, Any]:
+        if self._env is not None:
+            self._env.close()
+        try:
+            self._env, state = start(self._folder, level, seed)
+        except Exception as error:  # the generator and the Inform compiler raise what they like
+            return {"error": f"{type(error).__name__}: {error}"}
+        remove_oldest(self._folder, self._max_kept_games)
+        self._num_moves = state.moves
+        opening = clean(state.feedback[max(state.feedback.find(state.objective), 0) :])  # below the banner
+        return {"opening": opening, "plan": state.policy_commands, "max_score": state.max_score}
+
+    def _step(self, command: str) -> dict[str, Any]:
+        state, score, _ = self._env.step(command)
+        is_understood, self._num_moves = state.moves > self._num_moves, state.moves
+        return {
+            "text": clean(state.feedback),
+            "is_understood": is_understood,
+            "score": score,
+            "is_over": state.won or state.lost,
+            "is_won": state.won,
+            "plan": state.policy_commands or (),
+        }
+
+
+def start(folder: Path, level: int, seed: int) -> tuple[Any, Any]:
+    """Return a game's interpreter and first state, after making the game if it is not there (a second)."""
+    import textworld
+
+    name = f"{level}_{seed}"
+    path = folder / "games" / name / "game.z8"
+    with locked(folder / "locks" / name):
+        if not path.exists():
+            options = textworld.GameOptions()
+            options.seeds = seed
+            options.nb_rooms = 1 + level // 2
+            options.nb_objects = 3 + level
+            options.quest_length = level
+            options.path = str(path)
+            try:
+                textworld.make(options)
+            except BaseException:
+                shutil.rmtree(path.parent, ignore_errors=True)
+                raise
+        os.utime(path.parent)
+        infos = textworld.EnvInfos(objective=True, policy_commands=True, max_score=True, score=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jericho's, that it has no walkthrough of this game
+            env = textworld.start(str(path), infos)
+            return env, env.reset()
+
+
+def remove_oldest(folder: Path, max_kept_games: int) -> None:
+    """Keep the games that were used last."""
+    with locked(folder / "locks" / "all"):
+        by_age = sorted((folder / "games").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for path in by_age[:-max_kept_games]:
+            with contextlib.suppress(BlockingIOError), locked(folder / "locks" / path.name, fcntl.LOCK_NB):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, flag: int = 0) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | flag)
+        yield
+
+
+def clean(text: str) -> str:
+    """Return a text without prompts, the question that follows the end, and runs of empty lines."""
+    text = _PROMPT.sub("", text).partition("Would you like to RESTART")[0]
+    lines = "\n".join(line.strip() for line in text.splitlines())
+    return re.sub(r"\n{2,}", "\n\n", lines).strip()
