@@ -56,6 +56,10 @@ $(INSTALLED): $(TRAINER)
 # Its interpreter is compiled from C.
 	$(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
+# Its planner is compiled from C++, by the `python` and the `cmake` that come first in PATH, which pip's isolation hides.
+	{ $(INSTALL) "cmake<4" && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(INSTALL) --no-build-isolation \
+		-c constraints.txt fast-downward-textworld && $(INSTALL) -c constraints.txt -e ".[alfworld]"; } || \
+		echo "make: ALFWorld-v0 is left out, for its planner needs a C++ compiler and make; the rest is installed"
 # They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
 	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob openenv
 # A browser for the web environments, where there is none; without a network the others still work.

@@ -13,6 +13,7 @@ except PackageNotFoundError:  # a copy that nobody installed, such as one that R
     __version__ = "unknown"
 __all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
 
+register_text_env("rllm_gym/ALFWorld-v0", "rllm_gym.envs.alfworld.env:ALFWorldEnv")
 register_text_env("rllm_gym/AgentGym-v0", "rllm_gym.envs.remote.agentgym:AgentGymEnv")
 register_text_env(
     "rllm_gym/BabyAI-v0", "rllm_gym.envs.babyai.env:BabyAIEnv", agentgym="rllm_gym.envs.babyai.agentgym:AgentGymBabyAI"

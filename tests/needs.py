@@ -16,6 +16,7 @@ from rllm_gym.envs.web.browser import find_chromium
 from rllm_gym.errors import ConfigError
 
 OF_ENVIRONMENTS = {
+    "rllm_gym/ALFWorld-v0": "alfworld",
     "rllm_gym/MiniWoB-v0": "browser",
     "rllm_gym/OpenEnv-v0": "openenv",
     "rllm_gym/SciWorld-v0": "java",
@@ -26,10 +27,13 @@ OF_ENVIRONMENTS = {
 
 @functools.cache
 def missing(what: str) -> str:
-    """Return what is missing of `browser`, `java`, `openenv` or `textworld`, in one line; "" where it is there."""
+    """Return what is missing of `alfworld`, `browser`, `java`, `openenv` or `textworld`; "" where it is there."""
     if what == "openenv":
         is_there = find_spec("openenv") is not None and find_spec("fastmcp") is not None
         return "" if is_there else "openenv is not installed: pip install --no-deps openenv==0.10.0."
+    if what == "alfworld":
+        is_there = find_spec("alfworld") is not None and find_spec("fast_downward") is not None
+        return "" if is_there else "ALFWorld is not installed: its extra needs a C++ compiler, cmake and make."
     if what == "textworld":
         is_there = find_spec("textworld") is not None
         return "" if is_there else "TextWorld is not installed: its extra needs a C compiler and make."

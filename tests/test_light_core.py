@@ -15,7 +15,7 @@ MOST_MB_BEYOND_NUMPY = 75
 ENVIRONMENTS = """
 import gymnasium
 import rllm_gym
-for name in ("BabyAI", "MiniWoB", "SciWorld", "SearchQA", "TextArena", "TextWorld", "WebArena"):
+for name in ("ALFWorld", "BabyAI", "MiniWoB", "SciWorld", "SearchQA", "TextArena", "TextWorld", "WebArena"):
     try:
         gymnasium.make(f"rllm_gym/{name}-v0").reset(seed=0)
     except rllm_gym.errors.ConfigError as error:
@@ -68,7 +68,13 @@ def test_textcraft_plays_at_once_and_little_is_installed(venv):
 @pytest.mark.slow
 def test_the_other_environments_name_their_extra_in_one_line(venv):
     said = run([venv / "bin/python", "-c", ENVIRONMENTS], venv).splitlines()
-    extras = {"BabyAI": "babyai", "MiniWoB": "web", "SciWorld": "sciworld", "SearchQA": "searchqa"}
+    extras = {
+        "ALFWorld": "alfworld",
+        "BabyAI": "babyai",
+        "MiniWoB": "web",
+        "SciWorld": "sciworld",
+        "SearchQA": "searchqa",
+    }
     extras |= {"TextArena": "textarena", "TextWorld": "textworld", "WebArena": "web"}
     assert [line.partition(":")[0] for line in said] == list(extras)
     for line, extra in zip(said, extras.values(), strict=True):

@@ -27,6 +27,7 @@ def nothing_is_there(monkeypatch):
     [
         ("browser", "There is none"),
         ("java", "scienceworld and py4j of the extra sciworld"),
+        ("alfworld", "a C\\+\\+ compiler, cmake and make"),
         ("textworld", "a C compiler and make"),
     ],
 )

@@ -22,6 +22,7 @@ NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100, "rllm_gy
 BOUND = {"rllm_gym/SciWorld-v0": 1.5e9}
 # Where an expert's episode takes seconds: items with short ones, of both splits.
 QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252, 4340, 4377, 4465, 4502, 4590]}
+NUM_RESETS["rllm_gym/ALFWorld-v0"] = 50
 QUICK_ITEMS["rllm_gym/TextWorld-v0"] = [1, 2, 3, 11, 12, 13, 1801, 1802]  # each is made anew in every process
 
 NUM_RESETS["rllm_gym/MiniWoB-v0"] = 50
@@ -42,6 +43,8 @@ pytestmark = pytest.mark.parametrize("env_id", IDS)
 @pytest.fixture(autouse=True)
 def what_it_needs(env_id, request):
     skip_without(OF_ENVIRONMENTS.get(env_id))
+    if env_id == "rllm_gym/ALFWorld-v0":
+        request.getfixturevalue("alfworld_data")
     if env_id in REMOTE:
         request.getfixturevalue("textcraft_server")
 

@@ -54,7 +54,9 @@ def test_other_filters_hold_in_a_split_of_the_users_too():
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_a_number_and_a_name_are_the_same_item_in_every_environment(env_id):
+def test_a_number_and_a_name_are_the_same_item_in_every_environment(env_id, request):
+    if env_id == "rllm_gym/ALFWorld-v0":
+        request.getfixturevalue("alfworld_data")
     everything = gymnasium.make(env_id, obs_type="text", split="all").unwrapped
     index = everything._selection[-1]
     splits = {"train": [index], "eval": [everything.item_ids[-1]]}
