@@ -7,21 +7,19 @@ those that it knows, and building it with one of them says what is wrong inside.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import importlib
 import inspect
-import io
-import types
 import typing
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from rllm_gym.cli.source import KeyPath, one_line
+from rllm_gym.cli.source_hints import dataclass_hints
 from rllm_gym.cli.sweeps import combinations
 from rllm_gym.errors import nearest
 from rllm_gym.options.values import type_fault
@@ -48,31 +46,12 @@ def passed_on_faults(option: str, value: Any) -> Iterator[Fault]:
 
 
 def _vllm_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
-    hints = {name: hint for name, hint in _engine_hints().items() if name not in VLLM_FIXED_OPTIONS}
-    if hints:
-        yield from _faults_by_hints(
-            option, options, hints, {(name,): "the sampler sets it" for name in VLLM_FIXED_OPTIONS}
-        )
-
-
-@functools.cache
-def _engine_hints() -> dict[str, Any]:
-    """Return {field: type hint} of vLLM's `EngineArgs`; {} where there is no vLLM."""
-    try:
-        # What vLLM and its imports say on the way matters where it samples, not here.
-        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
-            from rllm_gym.rollout.engines.vllm import EngineArgs
-    except ImportError:  # LLMEnvRunner says what to install
-        return {}
-    return {field.name: _plain(field.type) for field in dataclasses.fields(EngineArgs)}
-
-
-def _plain(hint: Any) -> Any:
-    """Return a type hint with `Any` for vLLM's own types, where `EngineArgs` takes texts and mappings as well."""
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.Union[tuple(map(_plain, get_args(hint)))]  # noqa: UP007
-    is_plain = get_origin(hint) in (Literal, list, dict, set) or hint in (bool, int, float, str, dict, type(None))
-    return hint if is_plain else Any
+    if (vllm := find_spec("vllm")) is None or vllm.origin is None:  # LLMEnvRunner says what to install
+        return
+    # From its source, since importing it takes ten seconds.
+    hints = dataclass_hints(Path(vllm.origin).with_name("engine") / "arg_utils.py", "EngineArgs", options)
+    hints = {name: hint for name, hint in hints.items() if name not in VLLM_FIXED_OPTIONS}
+    yield from _faults_by_hints(option, options, hints, {(name,): "the sampler sets it" for name in VLLM_FIXED_OPTIONS})
 
 
 def _lora_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
@@ -102,7 +81,11 @@ class _Recorder(dict):
         return self  # `key in mapping.keys()` is such a question, too
 
 
+@functools.cache
 def _deepspeed() -> Any:
+    from rllm_gym.learner.libraries import import_deepspeed
+
+    import_deepspeed()
     return importlib.import_module("deepspeed.runtime.config")
 
 

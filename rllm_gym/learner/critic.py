@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import PreTrainedModel
 
 from rllm_gym.learner.rl_module import HiddenStates, LanguageModule, LLMModule, load_language_model, read
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CriticModule(LanguageModule):
@@ -25,7 +27,7 @@ class CriticModule(LanguageModule):
         self.value_head = make_value_head(self.bare_lm)
 
     def load(self, base_model: str, dtype: str) -> PreTrainedModel:
-        return cast(PreTrainedModel, load_language_model(base_model, dtype).base_model)
+        return cast("PreTrainedModel", load_language_model(base_model, dtype).base_model)
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Return the values.

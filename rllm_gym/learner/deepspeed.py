@@ -22,17 +22,11 @@ from rllm_gym.errors import ConfigError, NonFiniteError
 from rllm_gym.learner.batch import Batch, MicroBatch, collate, split_into_micro_batches
 from rllm_gym.learner.deepspeed_config import deepspeed_config
 from rllm_gym.learner.engine_files import load_engines, save_engines
+from rllm_gym.learner.libraries import import_deepspeed
 from rllm_gym.learner.module_checks import count_parameters, packing_fault
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.types import Sample
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for accelerators
-import deepspeed
-
-# Its CPU build compiles for half a minute; gloo does the same work here.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
 
@@ -103,6 +97,7 @@ class DeepSpeedLearner(TorchLearner):
         if "optimizer" not in settings:
             lr, betas, weight_decay = self.learning_rate(module_id), self.config.adam_betas, self.config.weight_decay
             optimizer = torch.optim.AdamW(parameters, lr=lr, betas=tuple(betas), weight_decay=weight_decay)
+        deepspeed = import_deepspeed()
         engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, model_parameters=parameters, config=settings, dist_init_required=False
         )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import LORA_A, LORA_B, attention_of, resolve_base_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 State = dict[str, Any]
 CHUNK_LOGITS = 2**25  # 128 MiB in float32; softmax and its gradient take about four times that
@@ -22,6 +24,8 @@ CHUNK_LOGITS = 2**25  # 128 MiB in float32; softmax and its gradient take about 
 
 def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
     """Load a causal language model; `base_model` is what `rllm_gym.models.resolve_base_model` takes."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, see libraries.py
+
     model = str(resolve_base_model(base_model))
     attention = attention_of(AutoConfig.from_pretrained(model))
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation=attention)

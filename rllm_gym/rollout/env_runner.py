@@ -19,7 +19,6 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.memory import give_back_freed_memory
@@ -71,6 +70,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.error = _describe(error)
 
     def _build(self) -> None:
+        from transformers import AutoConfig  # takes seconds
+
         config = self.config
         torch.set_num_threads(config.num_env_runner_threads)
         model = str(resolve_base_model(config.base_model))
@@ -278,6 +279,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             return weights
         if module_id not in self._base_weights:
             model = self._base_model(module_id)
+            from transformers import AutoModelForCausalLM
+
             lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, self.config.dtype))
             self._base_weights[module_id] = lm.state_dict()
         return AdaptedWeights(self._base_weights[module_id], weights)

@@ -21,6 +21,7 @@ from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import Recorder
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.learner.batch import SampleData, deal
+from rllm_gym.learner.libraries import import_in_background
 from rllm_gym.rollout.env_runner import SampleResult
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
@@ -60,6 +61,8 @@ class LLMAlgorithm(Algorithm):
         self.environments = config.environments
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
         tell("building: the samplers with their engines, then the learners")
+        if config.num_learners == 0:
+            import_in_background()
         super().setup(config)
         if self.env_runner_group is None:
             self.env_runner_group = NoEnvRunners()
@@ -108,12 +111,9 @@ class LLMAlgorithm(Algorithm):
 
     @functools.cached_property
     def task_sampler(self) -> TaskSampler:
-        return TaskSampler(
-            [self.item_ids(env_index) for env_index in range(len(self.environments))],
-            [spec.weight for spec in self.environments],
-            seed=self.config.seed or 0,
-            group_size=self.config.group_size,
-        )
+        item_ids = [self.item_ids(env_index) for env_index in range(len(self.environments))]
+        weights = [spec.weight for spec in self.environments]
+        return TaskSampler(item_ids, weights, seed=self.config.seed or 0, group_size=self.config.group_size)
 
     def runner_ids(self) -> list[int]:
         """Return the EnvRunners that are not known to be dead."""

@@ -17,13 +17,14 @@ def agent_config(model, agent, **options):
     return toy_config(model, env_config=env_config, max_model_len=512, max_episode_steps=12, **options)
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize(
     ("method", "agent"),
     [
         ("GRPO", AGENT),
         ("PPO", AGENT),
-        ("GRPO", {"context": {"summarize_observations": 2}, "reflect": {"every": 2}}),
+        pytest.param(
+            "GRPO", {"context": {"summarize_observations": 2}, "reflect": {"every": 2}}, marks=pytest.mark.promise
+        ),
         ("GRPO", {"attempts": 3, "format": "react"}),
     ],
     ids=["last_n_turns", "of_ppo", "summarize_observations", "attempts"],
@@ -38,7 +39,6 @@ def test_sampler_and_trainer_agree_in_every_context(tiny_model, build, agent, me
     assert result["env_runners"]["prefix_cache_hit_fraction"] <= 1
 
 
-@pytest.mark.promise
 def test_it_learns_in_contexts_of_one_turn(tiny_model, build):
     env_config = {"num_turns": 3, "agent": {"context": {"last_n_turns": 1}}}
     algo = build(toy_config(tiny_model, env_config=env_config, lr=3e-3, max_episode_steps=3, max_model_len=512))
