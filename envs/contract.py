@@ -1,5 +1,7 @@
 """The contract of a text environment: what training and evaluation count on, as rules that can be checked.
 
+An environment of several agents has the rules of `multi_agent_contract.py`.
+
 In the tests of an environment of one's own:
 
     from rllm_gym.envs.contract import check_env
@@ -14,57 +16,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import pickle
 import random
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.utils import env_checker
 
+from rllm_gym.envs import multi_agent_contract
 from rllm_gym.envs.base import TextEnv
+from rllm_gym.envs.contract_findings import (
+    NONSENSE,
+    ContractError,
+    Finding,
+    Make,
+    NotApplicableError,
+    equal,
+    finding_of,
+    one_line,
+    require,
+    short,
+    takes,
+)
 from rllm_gym.envs.text_space import check_text_env
 from rllm_gym.errors import RllmGymError
 
-# Makes the environment at the text level, with keywords of its own such as `split` and `render_mode`.
-Make = Callable[..., Any]
-
 MAX_EXPERT_TURNS = 200
-NONSENSE: tuple[str, ...] = (
-    "",
-    "Action:",
-    "fly to the moon",
-    "Thought: hm.\nAction: \u00e9\u6728\U0001f332",
-    "Action: 0 get",
-    "\ud800",
-)
-NONSENSE += ("Action: \x11", "\x00\x1b[2J\x7f")  # a program in another language may take these for orders
-
-
-class ContractError(AssertionError):
-    """An environment breaks a rule; the message says how, in one line."""
-
-
-class NotApplicableError(Exception):
-    """A rule is about something that an environment need not have; the message says what that is good for."""
-
-
-class Finding(NamedTuple):
-    """What came of one rule; where neither is set, it is kept.
-
-    Args:
-        rule: in words.
-        broken: how it is broken.
-        not_checked: why there is nothing to check.
-    """
-
-    rule: str
-    broken: str = ""
-    not_checked: str = ""
 
 
 def check_env(make: Make, **kwargs: Any) -> None:
@@ -96,23 +77,13 @@ def findings(make: Make) -> Iterator[Finding]:
             made.callback(_close, env)
             return env
 
-        check_text_env(make_and_keep(), "check_env")
-        yield from (_finding(rule, make_and_keep) for rule in RULES)
-
-
-def _finding(rule: Callable[[Make], None], make: Make) -> Finding:
-    words = rule.__name__.replace("_", " ")
-    try:
-        rule(make)
-    except ContractError as error:
-        return Finding(words, broken=_one_line(error))
-    except NotApplicableError as reason:
-        return Finding(words, not_checked=str(reason))
-    except RllmGymError:
-        raise
-    except Exception as error:  # an environment of the user's own may raise anything
-        return Finding(words, broken=f"it raised {type(error).__name__}: {_one_line(error)}")
-    return Finding(words)
+        env = make_and_keep()
+        if hasattr(env, "possible_agents"):
+            rules = multi_agent_contract.RULES
+        else:
+            check_text_env(env, "check_env")
+            rules = RULES
+        yield from (finding_of(rule, make_and_keep) for rule in rules)
 
 
 def _close(env: Any) -> None:
@@ -147,20 +118,20 @@ def observations_are_in_their_space_and_steps_have_their_types(make: Make) -> No
     for seed in range(5):
         for step in play(env, seed):
             observation, info = step[-5 if len(step) > 2 else 0], step[-1]
-            _require(observation in env.observation_space, f"{_short(observation)} is not in {env.observation_space}")
-            _require(isinstance(info, dict), f"info must be a dictionary; got {_short(info)}")
+            require(observation in env.observation_space, f"{short(observation)} is not in {env.observation_space}")
+            require(isinstance(info, dict), f"info must be a dictionary; got {short(info)}")
             for key, kind in (("item_id", str), ("category", str), ("is_success", bool), ("is_invalid_action", bool)):
                 is_there = key in info or isinstance(env.unwrapped, TextEnv)
                 value = info.get(key)
-                _require(
+                require(
                     not is_there or isinstance(value, kind), f"info[{key!r}] must be a {kind.__name__}; got {value!r}"
                 )
             if len(step) > 2:
                 action, _, reward, terminated, truncated, _ = step
-                _require(action in env.action_space, f"the action {_short(action)} is not in {env.action_space}")
-                _require(math.isfinite(reward), f"a reward must be a finite number; got {reward!r}")
+                require(action in env.action_space, f"the action {short(action)} is not in {env.action_space}")
+                require(math.isfinite(reward), f"a reward must be a finite number; got {reward!r}")
                 for what, value in (("terminated", terminated), ("truncated", truncated)):
-                    _require(isinstance(value, bool), f"{what} must be a bool; got {value!r}")
+                    require(isinstance(value, bool), f"{what} must be a bool; got {value!r}")
 
 
 def info_says_whether_the_task_is_solved(make: Make) -> None:
@@ -168,7 +139,7 @@ def info_says_whether_the_task_is_solved(make: Make) -> None:
     infos = [env.reset(seed=0)[1], env.step(NONSENSE[0])[-1]]
     if "is_success" not in infos[1]:
         raise NotApplicableError('without info["is_success"] every episode counts as a failure in success_rate')
-    _require(not infos[0].get("is_success", False), "is_success must be False at reset")
+    require(not infos[0].get("is_success", False), "is_success must be False at reset")
 
 
 def the_expert_succeeds_and_its_last_step_terminates(make: Make) -> None:
@@ -178,16 +149,16 @@ def the_expert_succeeds_and_its_last_step_terminates(make: Make) -> None:
         steps = play(env, seed)[1:]
         *before, last = steps
         where = f"seed {seed}"
-        _require(last[3] is True, f"{where}: the expert must end the episode; it had not after {len(steps)} turns")
-        _require(not last[4] and not any(step[4] for step in before), f"{where}: the expert's episode was truncated")
-        _require(last[-1].get("is_success", True) is True, f"{where}: the expert's last step must be a success")
-        _require(
+        require(last[3] is True, f"{where}: the expert must end the episode; it had not after {len(steps)} turns")
+        require(not last[4] and not any(step[4] for step in before), f"{where}: the expert's episode was truncated")
+        require(last[-1].get("is_success", True) is True, f"{where}: the expert's last step must be a success")
+        require(
             not any(step[-1].get("is_success", False) for step in before), f"{where}: a success before the last step"
         )
         total = sum(step[2] for step in steps)
-        _require(total > 0, f"{where}: the expert's rewards must add up to more than 0; got {total}")
+        require(total > 0, f"{where}: the expert's rewards must add up to more than 0; got {total}")
         invalid = [step[0] for step in steps if step[-1].get("is_invalid_action", False)]
-        _require(not invalid, f"{where}: the expert's action was invalid: {_short(invalid[0]) if invalid else ''}")
+        require(not invalid, f"{where}: the expert's action was invalid: {short(invalid[0]) if invalid else ''}")
 
 
 def the_expert_changes_nothing_and_answers_in_any_state(make: Make) -> None:
@@ -197,16 +168,16 @@ def the_expert_changes_nothing_and_answers_in_any_state(make: Make) -> None:
     def ask(where: str) -> Any:
         before = _frozen(env)
         answers = [env.get_wrapper_attr("expert_action")() for _ in range(2)]
-        _require(_frozen(env) == before, f"{where}: asking the expert has changed the environment")
-        _require(answers[0] == answers[1], f"{where}: asked twice, the expert answers differently")
-        _require(answers[0] in env.action_space, f"{where}: {_short(answers[0])} is not in {env.action_space}")
+        require(_frozen(env) == before, f"{where}: asking the expert has changed the environment")
+        require(answers[0] == answers[1], f"{where}: asked twice, the expert answers differently")
+        require(answers[0] in env.action_space, f"{where}: {short(answers[0])} is not in {env.action_space}")
         return answers[0]
 
     for seed in range(5):
         actions = [step[0] for step in play(env, seed)[1:]]
         env.reset(seed=seed)
         for action in actions:
-            _require(ask(f"seed {seed}") == action, f"seed {seed}: the expert plays a task in two ways")
+            require(ask(f"seed {seed}") == action, f"seed {seed}: the expert plays a task in two ways")
             env.step(action)
         ask(f"seed {seed}, after the end")
     env.reset(seed=0)
@@ -226,10 +197,10 @@ def nonsense_is_an_ordinary_turn_without_reward(make: Make) -> None:
         except RllmGymError:
             raise
         except Exception as error:
-            raise ContractError(f"{text!r} raised {type(error).__name__}: {_one_line(error)}") from error
-        _require(observation in env.observation_space, f"the reply to {text!r} is not in {env.observation_space}")
-        _require(reward <= 0, f"{text!r} must not be rewarded; got {reward!r}")
-        _require(not info.get("is_success", False), f"{text!r} must not solve the task")
+            raise ContractError(f"{text!r} raised {type(error).__name__}: {one_line(error)}") from error
+        require(observation in env.observation_space, f"the reply to {text!r} is not in {env.observation_space}")
+        require(reward <= 0, f"{text!r} must not be rewarded; got {reward!r}")
+        require(not info.get("is_success", False), f"{text!r} must not solve the task")
         if terminated or truncated:
             env.reset(seed=0)
 
@@ -238,8 +209,8 @@ def the_same_seed_gives_the_same_episode_in_new_and_used_environments(make: Make
     env = make()
     first = play(env, 7)
     play(env, 8)
-    _equal(play(env, 7), first, "seed 7, again in the same environment")
-    _equal(play(make(), 7), first, "seed 7, in a new environment")
+    equal(play(env, 7), first, "seed 7, again in the same environment")
+    equal(play(make(), 7), first, "seed 7, in a new environment")
 
 
 def different_seeds_give_different_tasks(make: Make) -> None:
@@ -255,14 +226,14 @@ def different_seeds_give_different_tasks(make: Make) -> None:
         raise NotApplicableError("without item_ids or an expert, hidden tasks look alike")
     first = task(0)
     is_drawn = any(task(seed) != first for seed in range(1, 10))
-    _require(is_drawn, "seeds 0 to 9 all give the same: draw the task from self.np_random")
+    require(is_drawn, "seeds 0 to 9 all give the same: draw the task from self.np_random")
 
 
 def no_randomness_comes_from_outside_the_environment(make: Make) -> None:
     python_state, numpy_state = random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
     play(make(), 3)
-    _require(random.getstate() == python_state, "it draws from Python's random: draw from self.np_random")
-    _require(
+    require(random.getstate() == python_state, "it draws from Python's random: draw from self.np_random")
+    require(
         bool((np.random.get_state()[1] == numpy_state).all()),  # type: ignore[index]
         "it draws from numpy's global generator: draw from self.np_random",
     )
@@ -272,24 +243,24 @@ def an_item_asked_for_by_its_id_is_the_one_that_a_seed_draws(make: Make) -> None
     env = make()
     if getattr(env.unwrapped, "item_ids", None) is None:
         raise NotApplicableError("without item_ids, training draws tasks by seeds and evaluation knows no splits")
-    other = make(split="eval") if _takes(env, "split") else make()
+    other = make(split="eval") if takes(env, "split") else make()
     for seed in range(11, 16):
         drawn = play(env, seed)
         item_id = drawn[0][1].get("item_id")
-        _require(item_id in env.unwrapped.item_ids, f'info["item_id"] must be one of item_ids; got {item_id!r}')
-        _equal(play(other, seed, {"item_id": item_id}), drawn, f"seed {seed} with {item_id!r} asked for")
+        require(item_id in env.unwrapped.item_ids, f'info["item_id"] must be one of item_ids; got {item_id!r}')
+        equal(play(other, seed, {"item_id": item_id}), drawn, f"seed {seed} with {item_id!r} asked for")
 
 
 def splits_share_no_item_and_all_holds_both(make: Make) -> None:
     env = make()
-    if not _takes(env, "split") or getattr(env.unwrapped, "item_ids", None) is None:
+    if not takes(env, "split") or getattr(env.unwrapped, "item_ids", None) is None:
         raise NotApplicableError("without item_ids and a keyword split, evaluation plays what is trained on")
     train, evaluation, everything = (list(make(split=split).unwrapped.item_ids) for split in ("train", "eval", "all"))
-    _require(bool(train and evaluation), f"each must hold some item; train has {len(train)}, eval {len(evaluation)}")
+    require(bool(train and evaluation), f"each must hold some item; train has {len(train)}, eval {len(evaluation)}")
     shared = sorted(set(train) & set(evaluation))
-    _require(not shared, f"{len(shared)} items are in train and in eval, like {shared[0] if shared else ''!r}")
+    require(not shared, f"{len(shared)} items are in train and in eval, like {shared[0] if shared else ''!r}")
     is_whole = set(train) | set(evaluation) == set(everything)
-    _require(is_whole, f"all must be train and eval; {len(everything)} items are not {len(train)} + {len(evaluation)}")
+    require(is_whole, f"all must be train and eval; {len(everything)} items are not {len(train)} + {len(evaluation)}")
 
 
 def it_renders_what_its_metadata_promise(make: Make) -> None:
@@ -302,10 +273,10 @@ def it_renders_what_its_metadata_promise(make: Make) -> None:
         shown = env.render()
         env.close()
         if mode == "ansi":
-            _require(isinstance(shown, str), f"ansi must be a text; got {_short(shown)}")
+            require(isinstance(shown, str), f"ansi must be a text; got {short(shown)}")
         elif mode == "rgb_array":
             is_picture = isinstance(shown, np.ndarray) and shown.dtype == np.uint8 and shown.shape[2:] == (3,)
-            _require(is_picture, f"rgb_array must be height x width x 3 of uint8; got {_short(shown)}")
+            require(is_picture, f"rgb_array must be height x width x 3 of uint8; got {short(shown)}")
 
 
 def it_plays_alike_with_tokens(make: Make) -> None:
@@ -313,13 +284,11 @@ def it_plays_alike_with_tokens(make: Make) -> None:
 
     env, tokens = make(), TokenEnv(make())
     ids, _ = tokens.reset(seed=5)
-    _require(ids in tokens.observation_space, f"the first observation has {len(ids)} tokens")
+    require(ids in tokens.observation_space, f"the first observation has {len(ids)} tokens")
     for action, _, reward, terminated, *_ in play(env, 5)[1:] if has_expert(env) else ():
         step = tokens.step(tokens.encode_action(action))
-        _require(step[0] in tokens.observation_space, f"an observation has {len(step[0])} tokens")
-        _require(
-            step[1:3] == (reward, terminated), f"{_short(action)} brings {step[1:3]}; as text {reward, terminated}"
-        )
+        require(step[0] in tokens.observation_space, f"an observation has {len(step[0])} tokens")
+        require(step[1:3] == (reward, terminated), f"{short(action)} brings {step[1:3]}; as text {reward, terminated}")
 
 
 def it_closes_twice(make: Make) -> None:
@@ -334,7 +303,7 @@ def gymnasiums_own_check_passes_without_a_warning(make: Make) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         env_checker.check_env(env, skip_render_check=True)
-    _require(not caught, re.sub(r"\x1b\[\d+m", "", str(caught[0].message)) if caught else "")
+    require(not caught, re.sub(r"\x1b\[\d+m", "", str(caught[0].message)) if caught else "")
 
 
 RULES: tuple[Callable[[Make], None], ...] = (
@@ -355,27 +324,11 @@ RULES: tuple[Callable[[Make], None], ...] = (
 )
 
 
-def _require(is_kept: bool, what: str) -> None:
-    if not is_kept:
-        raise ContractError(what)
-
-
-def _equal(mine: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]], where: str) -> None:
-    for turn, (a, b) in enumerate(zip(mine, theirs, strict=False)):
-        _require(a == b, f"{where}: turn {turn} is {_short(a)}; it was {_short(b)}")
-    _require(len(mine) == len(theirs), f"{where}: {len(mine) - 1} turns; it had {len(theirs) - 1}")
-
-
 def _need_expert(env: Any) -> None:
     if not has_expert(env):
         raise NotApplicableError(
             "without expert_action() nothing shows that the tasks can be solved, and SFT has no data"
         )
-
-
-def _takes(env: Any, keyword: str) -> bool:
-    kinds = type(env.unwrapped).__mro__
-    return any(keyword in inspect.signature(kind.__init__).parameters for kind in kinds)  # type: ignore[misc]
 
 
 def _frozen(env: Any) -> bytes | None:
@@ -384,12 +337,3 @@ def _frozen(env: Any) -> bytes | None:
         return pickle.dumps(env.unwrapped)
     except (pickle.PicklingError, TypeError, AttributeError):
         return None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -5,13 +5,26 @@ Importing it registers the environments with Gymnasium and loads no heavy librar
 
 from importlib.metadata import PackageNotFoundError, version
 
-from rllm_gym.registration import make_env, normalize_env_id, register_text_env
+from rllm_gym.registration import (
+    make_env,
+    make_multi_agent,
+    normalize_env_id,
+    register_multi_agent_env,
+    register_text_env,
+)
 
 try:
     __version__ = version("rllm-gym")
 except PackageNotFoundError:  # a copy that nobody installed, such as one that Ray's py_modules carried to a worker
     __version__ = "unknown"
-__all__ = ["__version__", "make_env", "normalize_env_id", "register_text_env"]
+__all__ = [
+    "__version__",
+    "make_env",
+    "make_multi_agent",
+    "normalize_env_id",
+    "register_multi_agent_env",
+    "register_text_env",
+]
 
 register_text_env("rllm_gym/ALFWorld-v0", "rllm_gym.envs.alfworld.env:ALFWorldEnv")
 register_text_env("rllm_gym/AgentGym-v0", "rllm_gym.envs.remote.agentgym:AgentGymEnv")
@@ -42,3 +55,6 @@ register_text_env(
     "rllm_gym.envs.webarena.env:WebArenaEnv",
     agentgym="rllm_gym.envs.webarena.agentgym:AgentGymWebArena",
 )
+
+register_multi_agent_env("rllm_gym/KuhnPoker-v0", "rllm_gym.envs.poker.env:KuhnPokerEnv")
+register_multi_agent_env("rllm_gym/LeducPoker-v0", "rllm_gym.envs.poker.env:LeducPokerEnv")

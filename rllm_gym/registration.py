@@ -16,13 +16,16 @@ from rllm_gym.envs.text_space import check_text_env
 from rllm_gym.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
     from transformers import PreTrainedTokenizerBase
 
 PACKAGE = "rllm_gym"
 OBS_TYPES = ("token", "text")
 PROTOCOLS = ("native", "agentgym")
 SELECTION = ("split", "splits", "item_ids")  # keywords of environments with numbered tasks
-TEXT_AND_TOKEN_FACTORY = "rllm_gym.registration:make_env"  # the entry point of what this file registers
+# The entry points of what this file registers.
+TEXT_AND_TOKEN_FACTORY = "rllm_gym.registration:make_env"
+MULTI_AGENT_FACTORY = "rllm_gym.registration:create_multi_agent"
 
 EnvCreator = str | Callable[..., gymnasium.Env[str, str]]
 
@@ -40,17 +43,72 @@ def register_text_env(id: str, env: EnvCreator, *, max_episode_steps: int | None
     Raises:
         ConfigError: `env` is neither.
     """
-    if not (callable(env) or (isinstance(env, str) and re.fullmatch(r"[\w.]+:\w+", env))):
-        raise ConfigError(
-            f'register_text_env: env must be a class, a function or "module:Class"; got {env!r}. '
-            "An environment that is made already goes into rllm_gym.envs.wrap."
-        )
+    _check_creator("register_text_env", env)
     gymnasium.register(
         id=id,
         entry_point=TEXT_AND_TOKEN_FACTORY,
         max_episode_steps=max_episode_steps,
         kwargs={"env": env, **kwargs},
     )
+
+
+def register_multi_agent_env(id: str, env: str | Callable[..., Any], **kwargs: Any) -> None:
+    """Register an environment of several agents under `id`, for `make_multi_agent(id)` and for experiments.
+
+    Args:
+        id: see `register_text_env`.
+        env: a `TextMultiAgentEnv` class, or "module:Class", which is imported only when it is made.
+        kwargs: defaults of the environment's keywords.
+
+    Raises:
+        ConfigError: `env` is neither.
+    """
+    _check_creator("register_multi_agent_env", env)
+    gymnasium.register(
+        id=id,
+        entry_point=MULTI_AGENT_FACTORY,
+        order_enforce=False,  # Gymnasium's wrappers are for one agent
+        disable_env_checker=True,
+        kwargs={"env": env, **kwargs},
+    )
+
+
+def create_multi_agent(env: str | Callable[..., Any], **kwargs: Any) -> Any:
+    """Make an environment of several agents; what `gymnasium.make` calls for every registered one."""
+    create: Callable[..., Any] = load_env_creator(env) if isinstance(env, str) else env
+    _check_keywords(create, kwargs)
+    return create(**kwargs)
+
+
+def make_multi_agent(id: str, **env_config: Any) -> MultiAgentEnv:
+    """Make an environment of several agents, as RLlib's `MultiAgentEnv` over texts.
+
+        env = rllm_gym.make_multi_agent("rllm_gym/KuhnPoker-v0")
+        observations, infos = env.reset(seed=0)
+        observations, rewards, terminateds, truncateds, infos = env.step({"player_0": "bet"})
+
+    Args:
+        id: of an environment of several agents.
+        env_config: its keywords.
+
+    Raises:
+        ConfigError: an unknown id or keyword, or an environment of one agent.
+    """
+    env_id = normalize_env_id(id)
+    if gymnasium.spec(env_id.rpartition(":")[2]).entry_point != MULTI_AGENT_FACTORY:
+        raise ConfigError(
+            f"make_multi_agent: must be an environment of several agents; got {id!r}, which has one. "
+            "Use gymnasium.make."
+        )
+    return gymnasium.make(env_id, **env_config)  # type: ignore[return-value]
+
+
+def _check_creator(who: str, env: Any) -> None:
+    if not (callable(env) or (isinstance(env, str) and re.fullmatch(r"[\w.]+:\w+", env))):
+        raise ConfigError(
+            f'{who}: env must be a class, a function or "module:Class"; got {env!r}. '
+            "An environment that is made already goes into rllm_gym.envs.wrap."
+        )
 
 
 def make_env(

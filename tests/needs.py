@@ -17,6 +17,8 @@ from rllm_gym.errors import ConfigError
 
 OF_ENVIRONMENTS = {
     "rllm_gym/ALFWorld-v0": "alfworld",
+    "rllm_gym/KuhnPoker-v0": "open_spiel",
+    "rllm_gym/LeducPoker-v0": "open_spiel",
     "rllm_gym/MiniWoB-v0": "browser",
     "rllm_gym/OpenEnv-v0": "openenv",
     "rllm_gym/SciWorld-v0": "java",
@@ -27,7 +29,9 @@ OF_ENVIRONMENTS = {
 
 @functools.cache
 def missing(what: str) -> str:
-    """Return what is missing of `alfworld`, `browser`, `java`, `openenv` or `textworld`; "" where it is there."""
+    """Return what is missing of `alfworld`, `browser`, `java`, `open_spiel`, `openenv` or `textworld`, or ""."""
+    if what == "open_spiel":
+        return "" if find_spec("pyspiel") is not None else "open_spiel of the extra games is not installed."
     if what == "openenv":
         is_there = find_spec("openenv") is not None and find_spec("fastmcp") is not None
         return "" if is_there else "openenv is not installed: pip install --no-deps openenv==0.10.0."

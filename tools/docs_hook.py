@@ -70,14 +70,16 @@ def with_site_links(markdown: str, site_path: str) -> str:
 def environment_pages() -> dict[str, str]:
     """Return a page for each registered environment, from its class docstring."""
     registered = re.findall(
-        r'register_text_env\(\s*"rllm_gym/(\S+)",\s*"rllm_gym\.(\S+):(\w+)"[,)]',
+        r'register_(?:text|multi_agent)_env\(\s*"rllm_gym/(\S+)",\s*"rllm_gym\.(\S+):(\w+)"[,)]',
         (ROOT / "rllm_gym/__init__.py").read_text(),
     )
     pages = {}
     for env_id, module, name in registered:
         kind = _definitions(ROOT / f"{module.replace('.', '/')}.py")[name]
         page = env_id.partition("-")[0].lower()
-        more = f"[More](../environments/{page}.md).\n\n" if (ROOT / f"docs/environments/{page}.md").exists() else ""
+        folder = module.split(".")[1]
+        has_page = (ROOT / f"docs/environments/{folder}.md").exists()
+        more = f"[More](../environments/{folder}.md).\n\n" if has_page else ""
         pages[f"reference/{page}.md"] = f"# rllm_gym/{env_id}\n\n{more}{markdown_of(_doc(kind))}"
     return pages
 

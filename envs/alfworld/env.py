@@ -9,7 +9,8 @@ from typing import Any
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.alfworld.games import TASK_TYPES, Game, data_folder, find_games
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import StepResult, TextEnv, parse_action
+from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.errors import ConfigError, EnvError
 
 OVER = "The game is over."

@@ -13,7 +13,8 @@ from rllm_gym.envs.babyai.actions import CHECK, Offers, offers
 from rllm_gym.envs.babyai.expert import advise
 from rllm_gym.envs.babyai.levels import GROUPS, KEY_IN_BOX, LEVELS, make_level
 from rllm_gym.envs.babyai.view import View, describe, look
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import StepResult, TextEnv, parse_action
+from rllm_gym.envs.items import ItemIds, restrict
 
 NUM_ITEMS = 10_000  # 250 seeds of each level; AgentGym's own data ends at item 899
 NUM_EVAL_ITEMS = 90  # as many as in AgentGym-RL, arXiv:2509.08755

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from rllm_gym.envs.base import ItemIds, parse_action
+from rllm_gym.envs.base import parse_action
+from rllm_gym.envs.items import ItemIds
 from rllm_gym.envs.remote.env import NotOpenedError, RemoteEnv, Reply, Tasks, first_answer, now_kept
 from rllm_gym.envs.remote.http import NO_ROUTE, Http, StatusError
 from rllm_gym.envs.remote.urls import least_used

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rllm_gym.envs.base import SPLITS, ItemIds, StepResult, TextEnv
+from rllm_gym.envs.base import StepResult, TextEnv
+from rllm_gym.envs.items import SPLITS, ItemIds
 from rllm_gym.envs.remote.urls import check_urls, count, least_used
 from rllm_gym.envs.remote.wire import package_version
 from rllm_gym.errors import ConfigError, EnvError, nearest

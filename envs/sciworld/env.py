@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_gym.envs.agents.functions import REACT, Function
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import StepResult, TextEnv, parse_action
+from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
 from rllm_gym.envs.sciworld.jvm import Simulation
 from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, TASKS, load_items, split_indices

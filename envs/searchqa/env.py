@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.envs.agents.functions import Function
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, restrict
+from rllm_gym.envs.base import StepResult, TextEnv
+from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
 from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
 from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rllm_gym.envs.agents.functions import REACT, Function
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import StepResult, TextEnv, parse_action
+from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.envs.textarena.experts import EXPERTS
 from rllm_gym.envs.textarena.games import FAMILIES, GAMES, Game
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_gym.envs.agents.functions import REACT, Function
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import StepResult, TextEnv, parse_action
+from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.envs.textcraft.expert import plan
 from rllm_gym.envs.textcraft.recipes import PREFIX, display, identify, load_book
 

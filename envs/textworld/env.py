@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_gym.envs.agents.functions import REACT, Function
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, parse_action, restrict
+from rllm_gym.envs.base import StepResult, TextEnv, parse_action
+from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
 from rllm_gym.errors import EnvError
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_gym.envs.agents.functions import REACT
-from rllm_gym.envs.base import ItemIds, StepResult, TextEnv
+from rllm_gym.envs.base import StepResult, TextEnv
+from rllm_gym.envs.items import ItemIds
 from rllm_gym.envs.web.actions import ACTIONS, FUNCTIONS, Action, BadAction, execute, parse
 from rllm_gym.envs.web.tree import Node, estimate_tokens
 from rllm_gym.errors import ConfigError, EnvError

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rllm_gym.envs.base import ItemIds
+from rllm_gym.envs.items import ItemIds
 from rllm_gym.envs.web.env import INTRODUCTION, SYSTEM_PROMPT, Verdict, WebEnv
 from rllm_gym.envs.webarena import tasks
 from rllm_gym.envs.webarena.embedded import SITE_URLS, Expert, Sites

@@ -39,9 +39,12 @@ def maker_of(env: str) -> Callable[..., Any]:
     """Return what makes an environment at the text level, with the keywords that it is called with."""
     if re.fullmatch(r"[\w.]+:\w+", env):
         from rllm_gym.importing import import_object
-        from rllm_gym.registration import make_env
+        from rllm_gym.registration import create_multi_agent, make_env
 
-        return functools.partial(make_env, import_object("check-env", env), obs_type="text")
+        create = import_object("check-env", env)
+        if hasattr(create, "possible_agents"):
+            return functools.partial(create_multi_agent, create)
+        return functools.partial(make_env, create, obs_type="text")
     from rllm_gym.registration import normalize_env_id
     from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
 

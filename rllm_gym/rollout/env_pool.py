@@ -53,7 +53,7 @@ class EnvAdapter(Protocol):
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]: ...
 
-    def reset(self, seed: int, item_id: str | int | None) -> EnvStep: ...
+    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
 
     def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
 
@@ -79,7 +79,7 @@ class SingleAgentAdapter:
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
         return self._stop_ids
 
-    def reset(self, seed: int, item_id: str | int | None) -> EnvStep:
+    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
         ids, info = self._env.reset(seed=seed, options=_options(item_id))
         return EnvStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: info})
 
@@ -106,8 +106,11 @@ class MultiAgentAdapter:
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
         return tuple(self._env.stop_ids)
 
-    def reset(self, seed: int, item_id: str | int | None) -> EnvStep:
-        observations, infos = self._env.reset(seed=seed, options=_options(item_id))
+    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
+        options = _options(item_id)
+        if getattr(getattr(self._env, "unwrapped", self._env), "rotates_seats", False):
+            options = {**(options or {}), "seating": seating}
+        observations, infos = self._env.reset(seed=seed, options=options)
         return self._env_step(observations, {}, {}, {}, infos)
 
     def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:

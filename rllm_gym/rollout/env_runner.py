@@ -32,7 +32,7 @@ from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
+from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
 
 
 @dataclass
@@ -237,7 +237,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def to_rllib(self, episode: Episode) -> RLlibEpisode:
         """Return RLlib's form of an episode."""
-        return to_rllib_episode(episode, self._space, is_multi_agent=self.config.is_multi_agent)
+        is_multi_agent = self.config.is_multi_agent or set(episode.streams) != {AGENT}
+        return to_rllib_episode(episode, self._space, is_multi_agent=is_multi_agent)
 
     def take_usage(self) -> dict[str, float]:
         """Return what engines that are paid for have counted since the last call; see their `usage`."""

@@ -223,7 +223,9 @@ class RolloutLoop:
             horizon = horizons[episode.group.env_index] if isinstance(horizons, Sequence) else horizons
             play = Play(progress, episode, slot, horizon, self._params, self._now(), self._now())
             self._plays.append(play)
-            self._pool.submit(slot, play, "reset", episode.seed, episode.group.item_id)
+            # So that the episodes of a group, and groups of one episode, put everybody into every seat.
+            seating = episode.group.key[-1] + episode.member
+            self._pool.submit(slot, play, "reset", episode.seed, episode.group.item_id, seating)
 
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rllm_gym.envs.base import SPLITS
 from rllm_gym.envs.contract import has_expert
+from rllm_gym.envs.items import SPLITS
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.env_pool import describe
 from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env

@@ -27,7 +27,7 @@ from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.learner_deaths import answers, learner_deaths
-from rllm_gym.training.metrics import episode_metrics, metrics_by_env
+from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
@@ -192,7 +192,8 @@ class LLMAlgorithm(Algorithm):
     def log_episodes(self, played: list[Episode], failed: list[Episode]) -> dict[str, float]:
         """Log what stands under `env_runners/`, and return it."""
         statistics = episode_metrics(played, failed)
-        self.metrics.log_dict(statistics, key=ENV_RUNNER_RESULTS, window=1)
+        by_role = metrics_by_role(played)
+        self.metrics.log_dict({**statistics, "by_role": by_role}, key=ENV_RUNNER_RESULTS, window=1)
         if len(self.environments) > 1:
             by_env = metrics_by_env(played, failed, [spec.name for spec in self.environments])
             for name, of_env in by_env.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -36,6 +37,9 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "num_samples_mean": _mean(stream.turns[-1].sample + 1 for stream in streams if stream.turns),
         "num_attempts_mean": _mean(stream.turns[-1].attempt for stream in streams if stream.turns),
         "invalid_action_fraction": _mean(turn.is_invalid_action for turn in turns),
+        "illegal_rate": _mean(
+            any(_ended_it(stream, episode) for stream in episode.streams.values()) for episode in episodes
+        ),
         "num_sampled_tokens_per_turn_mean": _mean(len(turn.action_ids) for turn in turns),
         "num_episodes": num_episodes,
         "num_failed_episodes": len(failed),
@@ -75,6 +79,32 @@ def metrics_by_env(episodes: list[Episode], failed: list[Episode], names: Sequen
         )
         out[name] = {key: of_env[key] for key in BY_ENV}
     return out
+
+
+def metrics_by_role(episodes: list[Episode]) -> dict[str, dict[str, float]]:
+    """Return {role: the numbers of those who played it}, where environments say roles (`info["role"]`)."""
+    of_role: dict[str, list[tuple[Stream, Episode, bool]]] = defaultdict(list)
+    for episode in episodes:
+        for stream in episode.streams.values():
+            info = episode.info.get(stream.agent_id)
+            if stream.turns and isinstance(info, dict) and "role" in info:
+                of_role[info["role"]].append((stream, episode, bool(info.get("is_success"))))
+    return {
+        role: {
+            "episode_return_mean": _mean(stream.total_reward for stream, _, _ in played),
+            "success_rate": _mean(is_won for _, _, is_won in played),
+            "illegal_rate": _mean(_ended_it(stream, episode) for stream, episode, _ in played),
+            "num_episodes": len(played),
+        }
+        for role, played in sorted(of_role.items())
+    }
+
+
+def _ended_it(stream: Stream, episode: Episode) -> bool:
+    """Return whether an agent's invalid action was the last of a terminated episode."""
+    if not stream.turns or episode.end_reason != "terminated":
+        return False
+    return stream.turns[-1].is_invalid_action and stream.turns[-1].env_step == episode.num_env_steps - 1
 
 
 def is_success(episode: Episode) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
-from rllm_gym.training.metrics import episode_metrics, metrics_by_env
+from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.task_sampler import evaluation_groups
 from rllm_gym.types import Episode, SamplingParams
 
@@ -85,6 +85,8 @@ def evaluate_split(
     metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
     if len(schedules) > 1:
         metrics["by_env"] = metrics_by_env(episodes, failed, list(schedules))
+    if by_role := metrics_by_role(episodes):
+        metrics["by_role"] = by_role
     return metrics, episodes
 
 

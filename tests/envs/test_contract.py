@@ -12,10 +12,15 @@ import pytest
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.contract import NONSENSE, RULES
 from rllm_gym.memory import process_tree_bytes
+from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY
 from tests.needs import OF_ENVIRONMENTS, missing, skip_without
 from tests.serving import serving
 
-IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/"))
+IDS = sorted(
+    key
+    for key, spec in gymnasium.registry.items()
+    if key.startswith("rllm_gym/") and spec.entry_point == TEXT_AND_TOKEN_FACTORY
+)
 # Where a reset takes more than 1 ms; else 10,000.
 NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100, "rllm_gym/TextWorld-v0": 100}
 # An environment with a process of its own shows a bound of the whole, in bytes, instead of a growth by resets.

@@ -9,9 +9,14 @@ import pytest
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.errors import ConfigError
+from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY
 
 REMOTE = ("rllm_gym/AgentGym-v0", "rllm_gym/OpenEnv-v0")  # they need a server; the contract tests play them
-IDS = sorted(key for key in gymnasium.registry if key.startswith("rllm_gym/") and key not in REMOTE)
+IDS = sorted(
+    key
+    for key, spec in gymnasium.registry.items()
+    if key.startswith("rllm_gym/") and key not in REMOTE and spec.entry_point == TEXT_AND_TOKEN_FACTORY
+)
 # Items 2 and 6 of TextCraft are of the environment's own `eval`, 3, 4 and 17 of its `train`.
 SPLITS = {"train": [3, "textcraft_17", np.int64(4)], "eval": ["textcraft_6"], "hard": [2, "textcraft_2"]}
 

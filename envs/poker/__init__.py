@@ -1,0 +1,1 @@
+"""Kuhn and Leduc poker, whose optimal play is known: rules and values are OpenSpiel's."""
