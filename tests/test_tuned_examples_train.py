@@ -37,3 +37,19 @@ def test_the_tiny_example_takes_two_train_steps(env):
         assert result["training_iteration"] == 2
     finally:
         algo.stop()
+
+
+def test_textarenas_example_learns_to_guess_numbers():
+    experiment = read_experiment(FOLDER / "textarena" / "sft_tiny.yaml")
+    [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
+    config.update_from_dict({"evaluation_interval": None, "evaluation_duration": 40, "save_trajectories": False})
+    algo = config.build_algo()
+    try:
+        before = algo.evaluate()["env_runners"]["success_rate"]
+        for _ in range(20):
+            algo.train()
+        after = algo.evaluate()["env_runners"]["success_rate"]
+    finally:
+        algo.stop()
+    print("success", before, after)
+    assert before < 0.1 and after > 0.4

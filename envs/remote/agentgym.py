@@ -229,6 +229,7 @@ def _reply(answer: Mapping[str, Any]) -> Reply:
         answer["truncated"],
         answer["info"],
         answer["system_prompt"],
+        [(user, assistant) for user, assistant in answer.get("preamble", ())],
         bool(answer["info"].get("is_invalid_action", False)),
     )
 

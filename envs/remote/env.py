@@ -33,6 +33,7 @@ class Reply:
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     system_prompt: str = ""
+    preamble: Sequence[tuple[str, str]] = ()
     is_invalid: bool = False
 
 
@@ -178,6 +179,7 @@ class RemoteEnv(TextEnv):
         self._take(reply)
         if not self._has_prompt:
             self.system_prompt = reply.system_prompt
+        self.preamble = reply.preamble
         return reply.text
 
     def _act(self, action: str) -> StepResult:

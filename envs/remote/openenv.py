@@ -108,8 +108,14 @@ class OpenEnvSession:
         if self._form is None:
             tools = self._call(self._client.step, {"type": "list_tools"}).observation.get("tools") or []
             self._form = ToolsForm(tools)
-        said = [m["content"] for m in result.observation.get("messages") or () if m.get("role") == "system"]
-        return replace(reply, system_prompt="\n\n".join(filter(None, [*said, self._form.prompt])))
+        *before, _ = result.observation.get("messages") or [None]
+        roles = ("system", "user", "assistant")
+        said = {role: [message["content"] for message in before if message.get("role") == role] for role in roles}
+        return replace(
+            reply,
+            system_prompt="\n\n".join(filter(None, [*said["system"], self._form.prompt])),
+            preamble=tuple(zip(said["user"], said["assistant"], strict=False)),
+        )
 
     def step(self, action: str) -> Reply:
         assert self._form is not None

@@ -80,7 +80,11 @@ class EnvHost:
             with self._lock:
                 self._envs[session] = (split, env)
         observation, info = env.reset(seed=seed, options=None if item_id is None else {"item_id": item_id})
-        return {**_reply(observation, info), "system_prompt": getattr(env.unwrapped, "system_prompt", "")}
+        said = {
+            "system_prompt": getattr(env.unwrapped, "system_prompt", ""),
+            "preamble": list(getattr(env.unwrapped, "preamble", ())),
+        }
+        return {**_reply(observation, info), **said}
 
     def step(self, session: int, text: str) -> dict[str, Any]:
         observation, reward, terminated, truncated, info = self._env(session).step(text)

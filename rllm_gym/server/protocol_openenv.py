@@ -32,7 +32,7 @@ class TextObservation(Observation):
 
     text: str = Field(description="What the environment says.")
     messages: list[dict[str, str]] = Field(
-        description="The same as chat messages; after a reset the system prompt comes first, if there is one."
+        description="The same as chat messages; after a reset, a system prompt and turns before the task come first."
     )
 
 
@@ -83,8 +83,10 @@ class TextEnvironment(Environment[TextAction, TextObservation, TextState]):
             self.session = self._table.open(self._catalog.name)
         reply = await self._table.reset(self.session, seed=seed, item_id=item_id, split=split, index=index)
         self._episode_id = episode_id if isinstance(episode_id, str) else None
-        system = [{"role": "system", "content": reply["system_prompt"]}] if reply["system_prompt"] else []
-        return _observation(reply, before=system)
+        before = [{"role": "system", "content": reply["system_prompt"]}] if reply["system_prompt"] else []
+        for user, assistant in reply["preamble"]:
+            before += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        return _observation(reply, before=before)
 
     async def step_async(  # type: ignore[override]
         self, action: TextAction, timeout_s: float | None = None, **others: Any

@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 
+import gymnasium
 import pytest
 
+import rllm_gym
 from rllm_gym.envs.remote import env as remote_env
 from rllm_gym.envs.remote.agentgym import AgentGymEnv
 from rllm_gym.envs.remote.openenv import OpenEnvEnv
@@ -133,6 +135,16 @@ def test_nothing_that_may_have_acted_is_sent_twice():
     server.shutdown()
     server.server_close()
     assert seen.count("/step") == 1
+
+
+def test_turns_before_the_task_come_over_the_wire(client):
+    ours = gymnasium.make("rllm_gym/TextCraft-v0", protocol="agentgym")
+    with serving("--env", "TextCraft-v0", "--workers", "1", "--env-config", '{"protocol": "agentgym"}') as served:
+        theirs = rllm_gym.make_env(lambda **kwargs: client(served.url, **kwargs))
+        _, info = ours.reset(seed=3)
+        assert [message["role"] for message in info["messages"]] == ["user", "assistant", "user"]
+        assert theirs.reset(seed=3)[1]["messages"] == info["messages"]
+        theirs.close()
 
 
 @pytest.mark.slow
