@@ -88,10 +88,18 @@ class SearchQAEnv(TextEnv):
     Args:
         data: Parquet or JSONL files, or folders with some; None is the embedded default.
         datasets: restricts draws to this category, or to one of these.
-        retriever: "bm25", "dense", "http", or a `Retriever`.
-        index: folder written by `rllm-gym index`; None is the embedded corpus, which only "bm25" can search.
+        retriever: "bm25", "dense", "faiss", "http", or a `Retriever`.
+        index: folder written by `rllm-gym index`, or for "faiss" a file of faiss; None is the embedded corpus, which
+            only "bm25" can search.
+        corpus: the JSONL file whose row i is the index's vector i; for "faiss".
+        encoder: of the queries; for "faiss", and for "dense" in place of the encoder that the index names.
+        query_prefix: what stands before each query; for "dense" and "faiss", of which E5 gets its own.
+        device: where queries are encoded, and where faiss can, searched: "cpu" (the default) or "cuda".
+        search_parameters: of faiss, like "nprobe=64"; for "faiss".
+        preset: "bm25s" (the default) or "pyserini": k1 and b; for "bm25".
+        k1: of BM25, in place of the preset's.
+        b: of BM25, in place of the preset's.
         url: of the server; for "http".
-        encoder: replaces the encoder that the index names; for "dense".
         topk: passages per search, 1 to 10. AgentGym and Search-R1 have 3.
         format_reward: f, from 0 to below 1.
         split: see `TextEnv`.
@@ -115,8 +123,15 @@ class SearchQAEnv(TextEnv):
         datasets: str | Sequence[str] | None = None,
         retriever: str | Retriever = "bm25",
         index: str | Path | None = None,
-        url: str | None = None,
+        corpus: str | Path | None = None,
         encoder: str | None = None,
+        query_prefix: str | None = None,
+        device: str | None = None,
+        search_parameters: str | None = None,
+        preset: str | None = None,
+        k1: float | None = None,
+        b: float | None = None,
+        url: str | None = None,
         topk: int = 3,
         format_reward: float = 0.0,
         split: str | None = None,
@@ -140,7 +155,18 @@ class SearchQAEnv(TextEnv):
             )
         self.topk, self.format_reward = topk, float(format_reward)
         self._retriever = retriever
-        self._retriever_options: dict[str, Any] = {"index": index, "url": url, "encoder": encoder}
+        self._retriever_options: dict[str, Any] = {
+            "index": index,
+            "corpus": corpus,
+            "encoder": encoder,
+            "query_prefix": query_prefix,
+            "device": device,
+            "search_parameters": search_parameters,
+            "preset": preset,
+            "k1": k1,
+            "b": b,
+            "url": url,
+        }
         self._load_retriever()  # what is missing is said now
         self.num_items = self._questions.num_items
         self._searched: list[str] = []
