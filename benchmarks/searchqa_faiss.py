@@ -1,4 +1,4 @@
-"""FAISS files over 1,000,000 passages: time to open, memory, and time per query, with E5's architecture for the encoder.
+"""FAISS files over 1,000,000 passages: time to open, memory and time per query, with an encoder of E5's architecture.
 
 Passages are 100 words long, as wiki-18's, of made-up words; vectors have E5-base's 768 dimensions and come from 10,000
 clusters; the encoder is BERT-base with random weights, for its time is that of E5-base-v2. A query is a word of a
@@ -140,7 +140,7 @@ def main() -> None:
                 f"opened in {found['first_open_s']:.1f} s, again in {found['open_s']:.1f} s; "
                 f"{found['anonymous_mb']:.0f} MB of its own, {found['mapped_mb']:.0f} MB mapped; "
                 f"a query {found['one_ms']:.1f} ms, in a batch of {BATCH} {found['of_a_batch_ms']:.1f} ms; "
-                f"encoding a query {found['encode_ms']:.1f} ms; all together in a batch {found['whole_batch_ms']:.1f} ms"
+                f"encoding a query {found['encode_ms']:.1f} ms; all of it in a batch {found['whole_batch_ms']:.1f} ms"
             )
             print_row([args.seed], result, [found["of_a_batch_ms"] / found["one_ms"]])
             path.unlink()

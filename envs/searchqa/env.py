@@ -9,7 +9,7 @@ from typing import Any
 from rllm_gym.envs.agents.functions import Function
 from rllm_gym.envs.base import ItemIds, StepResult, TextEnv, restrict
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
-from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
+from rllm_gym.envs.searchqa.questions import AGENTGYM_RANGES, DATASETS, Question, Questions, load_questions
 from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever
 from rllm_gym.envs.searchqa.scoring import is_exact_match
 from rllm_gym.errors import ConfigError
@@ -75,7 +75,8 @@ class SearchQAEnv(TextEnv):
         `build_embedded.py`. Its facts are those of the packages, some of them out of date. Items are numbered from 0;
         `train` has 1,282 questions, `eval` 317, and no country, city, airport, element or person occurs in both.
         `data`: files in Search-R1's format (Jin et al. 2025, arXiv:2503.09516), which are not shipped; their licences
-        are those of the datasets. Items have AgentGym's numbers (`AGENTGYM_RANGES`): the test sets, 0 to 51,712, are
+        are those of the datasets. Items have AgentGym's numbers (`AGENTGYM_RANGES`), and "nq_51713" means
+        "searchqa_51713", as in AgentGym-RL's lists: the test sets, 0 to 51,712, are
         `eval`; the training sets of NQ and HotpotQA, 51,713 to 221,327, are `train`.
 
     Differs from AgentGym: the words of the instruction and of the replies; the format reward, which is never paid there
@@ -190,6 +191,14 @@ class SearchQAEnv(TextEnv):
 
     def _split_indices(self, split: str) -> list[int]:
         return list(self._questions.numbers(split, self._datasets))
+
+    def named_item(self, entry: Any) -> int | None:
+        """Return the item of "nq_51713", as AgentGym-RL's lists have it: its data set, and its number among all."""
+        dataset, _, number = str(entry.get("item_id") if isinstance(entry, Mapping) else entry).rpartition("_")
+        ranges = [bounds for (name, _), bounds in AGENTGYM_RANGES.items() if name == dataset]
+        if self._questions.categories != DATASETS or not (number.isascii() and number.isdigit() and len(number) < 16):
+            return None
+        return int(number) if any(start <= int(number) < stop for start, stop in ranges) else None
 
     def _parse_item_id(self, item_id: Any) -> int:
         number = super()._parse_item_id(item_id)
