@@ -31,14 +31,13 @@ class Games:
         package: the library's, imported by the player.
         extra: of this package, which installs it.
         player: the file that plays, see `game_server.py`.
-        arguments: of its `Player`.
     """
 
-    def __init__(self, env: str, *, package: str, extra: str, player: Path, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(self, env: str, *, package: str, extra: str, player: Path) -> None:
         self.env = env
         self.server: GameServer | None = None
         self._package, self._extra = package, extra
-        self.command = [str(player), *arguments]
+        self.command = [str(player)]
         self._lock = threading.Lock()  # guards the server
         _all.append(self)
 

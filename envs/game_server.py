@@ -3,7 +3,7 @@
 `game_process.py` runs this file by its path, with the path of a player. Native code plays the games: what it crashes or
 hangs here is one episode. Nothing of this package is imported, so that it starts fast.
 
-A player is a file with `load(folder)`, which imports the library, and `Player(folder, *arguments)`, whose
+A player is a file with `load(folder)`, which imports the library, and `Player(folder)`, whose
 `answer(*request)` plays; requests and answers are what JSON has words for. What a first request raises is answered as
 {"error": ...}.
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 
-def main(control: socket.socket, player_file: str, *arguments: str) -> None:
+def main(control: socket.socket, player_file: str) -> None:
     spec = importlib.util.spec_from_file_location("player", player_file)
     assert spec is not None and spec.loader is not None
     player = importlib.util.module_from_spec(spec)
@@ -50,7 +50,7 @@ def main(control: socket.socket, player_file: str, *arguments: str) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what a player starts is waited for
                 control.close()
                 with contextlib.suppress(EOFError, ConnectionError):  # the other end is closed
-                    play(player.Player(folder, *arguments), connection)
+                    play(player.Player(folder), connection)
                 return
             connection.close()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -67,4 +67,4 @@ def play(player: Any, connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

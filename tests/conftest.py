@@ -66,6 +66,12 @@ def make_model(seed: int, folder: Path, *, tie_word_embeddings: bool = True) -> 
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory) -> None:
+    """What is made once for a user is made once for all tests, and not beside the user's own."""
+    os.environ.setdefault("RLLM_GYM_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     return make_model(0, tmp_path_factory.mktemp("tiny0"))

@@ -16,14 +16,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Served(NamedTuple):
+    line: str  # what it said when it was ready
     url: str
     process: subprocess.Popen[str]
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Served]:
-    """Run `rllm-gym serve` on a free port, and end it by SIGTERM, which it must obey."""
-    command = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", "serve", "--port", "0", *arguments]
+def serving(*arguments: str, env: dict[str, str] | None = None, serve: str = "serve") -> Iterator[Served]:
+    """Run `rllm-gym serve`, or another that serves, on a free port, and end it by SIGTERM, which it must obey."""
+    command = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", serve, "--port", "0", *arguments]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -36,7 +37,7 @@ def serving(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Serv
         line = process.stdout.readline()
         found = re.search(r"at (http://\S+)", line)
         assert found, f"the server said {line!r} and ended with {process.wait(10)}"
-        yield Served(found[1], process)
+        yield Served(line.strip(), found[1], process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

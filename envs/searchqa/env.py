@@ -10,7 +10,7 @@ from rllm_gym.envs.agents.functions import Function
 from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
-from rllm_gym.envs.searchqa.questions import Question, Questions, load_questions
+from rllm_gym.envs.searchqa.questions import AGENTGYM_RANGES, DATASETS, Question, Questions, load_questions
 from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever
 from rllm_gym.envs.searchqa.scoring import is_exact_match
 from rllm_gym.errors import ConfigError
@@ -76,7 +76,8 @@ class SearchQAEnv(TextEnv):
         `build_embedded.py`. Its facts are those of the packages, some of them out of date. Items are numbered from 0;
         `train` has 1,282 questions, `eval` 317, and no country, city, airport, element or person occurs in both.
         `data`: files in Search-R1's format (Jin et al. 2025, arXiv:2503.09516), which are not shipped; their licences
-        are those of the datasets. Items have AgentGym's numbers (`AGENTGYM_RANGES`): the test sets, 0 to 51,712, are
+        are those of the datasets. Items have AgentGym's numbers (`AGENTGYM_RANGES`), and "nq_51713" means
+        "searchqa_51713", as in AgentGym-RL's lists: the test sets, 0 to 51,712, are
         `eval`; the training sets of NQ and HotpotQA, 51,713 to 221,327, are `train`.
 
     Differs from AgentGym: the words of the instruction and of the replies; the format reward, which is never paid there
@@ -89,10 +90,18 @@ class SearchQAEnv(TextEnv):
     Args:
         data: Parquet or JSONL files, or folders with some; None is the embedded default.
         datasets: restricts draws to this category, or to one of these.
-        retriever: "bm25", "dense", "http", or a `Retriever`.
-        index: folder written by `rllm-gym index`; None is the embedded corpus, which only "bm25" can search.
+        retriever: "bm25", "dense", "faiss", "http", or a `Retriever`.
+        index: folder written by `rllm-gym index`, or for "faiss" a file of faiss; None is the embedded corpus, which
+            only "bm25" can search.
+        corpus: the JSONL file whose row i is the index's vector i; for "faiss".
+        encoder: of the queries; for "faiss", and for "dense" in place of the encoder that the index names.
+        query_prefix: what stands before each query; for "dense" and "faiss", of which E5 gets its own.
+        device: where queries are encoded, and where faiss can, searched: "cpu" (the default) or "cuda".
+        search_parameters: of faiss, like "nprobe=64"; for "faiss".
+        preset: "bm25s" (the default) or "pyserini": k1 and b; for "bm25".
+        k1: of BM25, in place of the preset's.
+        b: of BM25, in place of the preset's.
         url: of the server; for "http".
-        encoder: replaces the encoder that the index names; for "dense".
         topk: passages per search, 1 to 10. AgentGym and Search-R1 have 3.
         format_reward: f, from 0 to below 1.
         split: see `TextEnv`.
@@ -116,8 +125,15 @@ class SearchQAEnv(TextEnv):
         datasets: str | Sequence[str] | None = None,
         retriever: str | Retriever = "bm25",
         index: str | Path | None = None,
-        url: str | None = None,
+        corpus: str | Path | None = None,
         encoder: str | None = None,
+        query_prefix: str | None = None,
+        device: str | None = None,
+        search_parameters: str | None = None,
+        preset: str | None = None,
+        k1: float | None = None,
+        b: float | None = None,
+        url: str | None = None,
         topk: int = 3,
         format_reward: float = 0.0,
         split: str | None = None,
@@ -141,7 +157,18 @@ class SearchQAEnv(TextEnv):
             )
         self.topk, self.format_reward = topk, float(format_reward)
         self._retriever = retriever
-        self._retriever_options: dict[str, Any] = {"index": index, "url": url, "encoder": encoder}
+        self._retriever_options: dict[str, Any] = {
+            "index": index,
+            "corpus": corpus,
+            "encoder": encoder,
+            "query_prefix": query_prefix,
+            "device": device,
+            "search_parameters": search_parameters,
+            "preset": preset,
+            "k1": k1,
+            "b": b,
+            "url": url,
+        }
         self._load_retriever()  # what is missing is said now
         self.num_items = self._questions.num_items
         self._searched: list[str] = []
@@ -165,6 +192,14 @@ class SearchQAEnv(TextEnv):
 
     def _split_indices(self, split: str) -> list[int]:
         return list(self._questions.numbers(split, self._datasets))
+
+    def named_item(self, entry: Any) -> int | None:
+        """Return the item of "nq_51713", as AgentGym-RL's lists have it: its data set, and its number among all."""
+        dataset, _, number = str(entry.get("item_id") if isinstance(entry, Mapping) else entry).rpartition("_")
+        ranges = [bounds for (name, _), bounds in AGENTGYM_RANGES.items() if name == dataset]
+        if self._questions.categories != DATASETS or not (number.isascii() and number.isdigit() and len(number) < 16):
+            return None
+        return int(number) if any(start <= int(number) < stop for start, stop in ranges) else None
 
     def _parse_item_id(self, item_id: Any) -> int:
         number = super()._parse_item_id(item_id)

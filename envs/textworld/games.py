@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rllm_gym.envs.game_process import GameProcess, Games, process_after
+from rllm_gym.envs.user_cache import cache_folder
 
 NUM_LEVELS = 10
-MAX_KEPT_GAMES = 256  # of some 400 kB each, on disk
 GAMES = Games(
     "TextWorld-v0",
     package="textworld",
     extra="textworld",
     player=Path(__file__).with_name("player.py"),
-    arguments=(str(MAX_KEPT_GAMES),),
 )
 # Commands about the program and not about the environment: they end or rewind the game, ask back, write files, or
 # change how it prints.
@@ -60,7 +59,8 @@ class Game:
 
     def __init__(self, level: int, seed: int, *, replaces: Game | None = None) -> None:
         self.process: GameProcess = process_after(None if replaces is None else replaces.process, GAMES)
-        state = self.process.begin(f"level {level} with seed {seed}", level, seed)
+        games = str(cache_folder("textworld"))  # made once for all processes of a user
+        state = self.process.begin(f"level {level} with seed {seed}", level, seed, games)
         self.opening: str = state["opening"]
         self.max_score: int = state["max_score"]
         self.plan: tuple[str, ...] = tuple(state["plan"])

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,6 @@ _PROMPT = re.compile(r">? {20,}-=.*")  # with the status line
 
 def load(folder: Path) -> None:
     os.environ["HOME"] = str(folder)  # the Inform compiler writes into ~/Inform
-    (folder / "games").mkdir()
-    (folder / "locks").mkdir()
     import textworld  # noqa: F401
     from textworld.generator.data import KnowledgeBase
 
@@ -27,29 +26,26 @@ def load(folder: Path) -> None:
 
 
 class Player:
-    """Plays games, one after the other: (level, seed) begins one, (command,) is a step."""
+    """Plays games, one after the other: (level, seed, folder of games) begins one, (command,) is a step."""
 
-    def __init__(self, folder: Path, max_kept_games: str) -> None:
-        self._folder = folder
-        self._max_kept_games = int(max_kept_games)
+    def __init__(self, folder: Path) -> None:
         self._env: Any = None
         self._num_moves = 0
 
     def answer(self, *request: Any) -> dict[str, Any]:
         match request:
-            case [level, seed]:
-                return self._begin(level, seed)
+            case [level, seed, games]:
+                return self._begin(level, seed, Path(games))
             case _:
                 return self._step(*request)
 
-    def _begin(self, level: int, seed: int) -> dict[str, Any]:
+    def _begin(self, level: int, seed: int, games: Path) -> dict[str, Any]:
         if self._env is not None:
             self._env.close()
         try:
-            self._env, state = start(self._folder, level, seed)
+            self._env, state = start(games, level, seed)
         except Exception as error:  # the generator and the Inform compiler raise what they like
             return {"error": f"{type(error).__name__}: {error}"}
-        remove_oldest(self._folder, self._max_kept_games)
         self._num_moves = state.moves
         opening = clean(state.feedback[max(state.feedback.find(state.objective), 0) :])  # below the banner
         return {"opening": opening, "plan": state.policy_commands, "max_score": state.max_score}
@@ -67,46 +63,49 @@ class Player:
         }
 
 
-def start(folder: Path, level: int, seed: int) -> tuple[Any, Any]:
-    """Return a game's interpreter and first state, after making the game if it is not there (a second)."""
+def start(games: Path, level: int, seed: int) -> tuple[Any, Any]:
+    """Return a game's interpreter and first state, after making the game if it is not there."""
     import textworld
 
-    name = f"{level}_{seed}"
-    path = folder / "games" / name / "game.z8"
-    with locked(folder / "locks" / name):
-        if not path.exists():
-            options = textworld.GameOptions()
-            options.seeds = seed
-            options.nb_rooms = 1 + level // 2
-            options.nb_objects = 3 + level
-            options.quest_length = level
-            options.path = str(path)
-            try:
-                textworld.make(options)
-            except BaseException:
-                shutil.rmtree(path.parent, ignore_errors=True)
-                raise
-        os.utime(path.parent)
-        infos = textworld.EnvInfos(objective=True, policy_commands=True, max_score=True, score=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # jericho's, that it has no walkthrough of this game
-            env = textworld.start(str(path), infos)
-            return env, env.reset()
+    # The same seed may be another game to another version.
+    path = games / textworld.__version__ / f"{level}_{seed}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock")):  # other processes that want this game wait for it
+            if not path.exists():
+                make(path, level, seed)
+    infos = textworld.EnvInfos(objective=True, policy_commands=True, max_score=True, score=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jericho's, that it has no walkthrough of this game
+        env = textworld.start(str(path / "game.z8"), infos)
+        return env, env.reset()
 
 
-def remove_oldest(folder: Path, max_kept_games: int) -> None:
-    """Keep the games that were used last."""
-    with locked(folder / "locks" / "all"):
-        by_age = sorted((folder / "games").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        for path in by_age[:-max_kept_games]:
-            with contextlib.suppress(BlockingIOError), locked(folder / "locks" / path.name, fcntl.LOCK_NB):
-                shutil.rmtree(path, ignore_errors=True)
+def make(path: Path, level: int, seed: int) -> None:
+    """Write a game's files into a folder, which is there with all of them or not at all."""
+    import textworld
+
+    options = textworld.GameOptions()
+    options.seeds = seed
+    options.nb_rooms = 1 + level // 2
+    options.nb_objects = 3 + level
+    options.quest_length = level
+    for killed in path.parent.glob(f"{path.name}.*/"):
+        shutil.rmtree(killed)
+    partial = Path(tempfile.mkdtemp(prefix=f"{path.name}.", dir=path.parent))
+    try:
+        options.path = str(partial / "game.z8")
+        textworld.make(options)
+        (partial / "game.ni").unlink(missing_ok=True)  # the source that Inform has compiled
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def locked(path: Path, flag: int = 0) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | flag)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -32,8 +32,11 @@ class Experiment:
     loggers: list[Any] = field(default_factory=lambda: list(DEFAULT_LOGGERS))
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path, changes: str | None = None) -> Experiment:
     """Read a file of the shape `name: {run, env, stop, config, checkpoint_config, num_samples, scheduler, loggers}`.
+
+    Args:
+        changes: keys of `config` to add or replace, and within `env_config` keywords, as JSON or YAML text.
 
     Raises:
         ExperimentError: what is wrong with the file's shape, one line per fault.
@@ -52,7 +55,18 @@ def read_experiment(path: Path) -> Experiment:
     if not isinstance(spec, dict):
         raise ExperimentError(source.fault((name,), f"the experiment {name!r} must be a mapping; got {spec!r}."))
     source.labels = {key[1:]: label for key, label in source.labels.items() if key}
+    if changes is not None:
+        _change(spec, parse_yaml(changes, "--config", with_lines=False)[0], source)
     return build_experiment(name, spec, source)
+
+
+def _change(spec: dict[str, Any], changes: Any, source: Source) -> None:
+    if not isinstance(changes, dict):
+        raise ExperimentError(f"--config: must be a mapping, like '{{\"lr\": 1e-6}}'; got {changes!r}.")
+    config = dict(spec.get("config") or {})
+    keywords = {**dict(config.get("env_config") or {}), **dict(changes.get("env_config") or {})}
+    spec["config"] = {**config, **changes, **({"env_config": keywords} if keywords else {})}
+    source.labels.update({("config", key): "--config" for key in changes})
 
 
 def experiment_from_options(

@@ -26,6 +26,11 @@ def index(
     kind: Annotated[str, typer.Option(help="bm25; flat or hnsw, which need an encoder.")] = "bm25",
     encoder: Annotated[str | None, typer.Option(help="A Hugging Face encoder, by folder or name.")] = None,
     device: Annotated[str | None, typer.Option(help="Where passages are encoded. [default: a GPU if any]")] = None,
+    preset: Annotated[str | None, typer.Option(help="k1 and b of bm25: bm25s (1.5, 0.75) or pyserini (0.9, 0.4).")] = (
+        None
+    ),
+    k1: Annotated[float | None, typer.Option(help="Of bm25, in place of the preset's.")] = None,
+    b: Annotated[float | None, typer.Option(help="Of bm25, in place of the preset's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an index that is there.")] = False,
 ) -> None:
     """Write a search index for SearchQA."""
@@ -41,7 +46,16 @@ def index(
             progress.update(tasks[stage], completed=done, total=total)
 
         num_passages = build_index(
-            corpus, folder, kind=kind, encoder=encoder, device=device, overwrite=force, report=report
+            corpus,
+            folder,
+            kind=kind,
+            encoder=encoder,
+            device=device,
+            preset=preset,
+            k1=k1,
+            b=b,
+            overwrite=force,
+            report=report,
         )
     size_mb = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     typer.echo(f"wrote {kind} index of {num_passages:,} passages ({size_mb:,.1f} MB) to {folder}")

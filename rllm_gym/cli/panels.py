@@ -24,7 +24,8 @@ def panel(
     seed: Annotated[int, typer.Option(min=0, help="Of the tasks and their environments.")] = 10_000,
     env_config: Annotated[str | None, typer.Option(help="Keywords of the environment, as JSON.")] = None,
     test_list: Annotated[
-        Path | None, typer.Option("--from", help="A list of AgentGym-RL's, in place of --split and --episodes.")
+        Path | None,
+        typer.Option("--from", help="A list of AgentGym-RL's, or its folder, in place of --split and --episodes."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Of sampling; 0 is greedy.")] = SamplingParams.temperature,
     top_p: Annotated[float, typer.Option(min=1e-9, max=1, help="Of sampling.")] = SamplingParams.top_p,
@@ -33,7 +34,7 @@ def panel(
 ) -> None:
     """Print a panel: tasks, seeds, horizon and sampling, with their hash; for `rllib evaluate --panel`."""
     from rllm_gym.evaluation.panel import make_panel
-    from rllm_gym.evaluation.published_lists import read_test_list
+    from rllm_gym.evaluation.published_lists import PublishedList, read_published
     from rllm_gym.registration import normalize_env_id
     from rllm_gym.rollout.environments import environments_of
 
@@ -42,6 +43,7 @@ def panel(
             refuse_beside(context, "--from", ("split", "episodes"), "the list says which tasks are played")
         config = json_mapping("--env-config", env_config)
         [spec] = environments_of(normalize_env_id(env), config)
+        published = read_published(test_list, spec) if test_list else PublishedList(None, {})
         try:
             made = make_panel(
                 spec,
@@ -51,7 +53,8 @@ def panel(
                 seed=seed,
                 horizon=horizon,
                 sampling=SamplingParams(max_new_tokens, temperature, top_p, top_k),
-                item_ids=read_test_list(test_list, spec) if test_list else None,
+                item_ids=published.item_ids,
+                categories=published.categories,
             )
         except TypeError as error:  # a keyword that the environment does not take
             raise ConfigError(" ".join(str(error).split())) from error

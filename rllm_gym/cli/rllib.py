@@ -44,6 +44,9 @@ SHOW_EVERY = 10
 @train_app.command("file")
 def train_file(
     path: Annotated[Path, typer.Argument(help="A YAML file, or a shipped example's name, see `rllib examples`.")],
+    config: Annotated[
+        str | None, typer.Option(help="Keys of its config to add or replace, as JSON or YAML; env_config's, too.")
+    ] = None,
     resume: Resume = False,
     dry_run: DryRun = False,
     no_reset: NoReset = False,
@@ -55,7 +58,7 @@ def train_file(
     """Train the experiment in a YAML file."""
     with errors_in_one_line():
         _train(
-            read_experiment(find_example(path)),
+            read_experiment(find_example(path), config),
             resume,
             dry_run,
             no_reset,

@@ -17,6 +17,7 @@ from rllm_gym.cli.new_env import new_env
 from rllm_gym.cli.panels import panel
 from rllm_gym.cli.play_env import play
 from rllm_gym.cli.serve import serve
+from rllm_gym.cli.serve_index import serve_index
 from rllm_gym.cli.show import show
 from rllm_gym.cli.view import view
 from rllm_gym.cli.web_check import web_check
@@ -41,6 +42,7 @@ app.command()(convert)
 app.command()(play)
 app.command()(view)
 app.command()(serve)
+app.command()(serve_index)
 
 
 @app.callback()

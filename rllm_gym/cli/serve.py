@@ -57,11 +57,7 @@ def serve(
                 f"Did you mean {nearest(protocol, PROTOCOLS)!r}?"
             )
         _need_libraries(protocol)
-        if token is None and not _is_own(host):
-            raise ConfigError(
-                f"serve: who reaches an address from elsewhere must have a token; got --host {host} and no --token. "
-                "Set --token, or RLLM_GYM_TOKEN, or leave --host out."
-            )
+        check_reach("serve", host, token)
         environments = _environments(env, env_config or [])
         logging.basicConfig(level=logging.WARNING, format="rllm-gym serve: %(message)s")
         from rllm_gym.server.app import Binding
@@ -82,13 +78,26 @@ def serve(
         try:
             # What killed workers leave goes with the server.
             with temporary_folder(has_own_ray=ray_address is None), _cluster(ray, ray_address, num_workers):
-                asyncio.run(serve_until_stopped(table, protocol, binding, say=_say))
+                asyncio.run(serve_until_stopped(table, protocol, binding, say=say))
         except OSError as error:
-            why = error.strerror or error
-            raise ConfigError(f"serve: the address must be free; got {host}:{port} ({why}). Set --port.") from error
+            raise address_error("serve", host, port, error) from error
 
 
-def _say(text: str) -> None:
+def check_reach(who: str, host: str, token: str | None) -> None:
+    """Refuse to serve other machines without a token."""
+    if token is None and not _is_own(host):
+        raise ConfigError(
+            f"{who}: who reaches an address from elsewhere must have a token; got --host {host} and no --token. "
+            "Set --token, or RLLM_GYM_TOKEN, or leave --host out."
+        )
+
+
+def address_error(who: str, host: str, port: int, error: OSError) -> ConfigError:
+    why = error.strerror or error
+    return ConfigError(f"{who}: the address must be free; got {host}:{port} ({why}). Set --port.")
+
+
+def say(text: str) -> None:
     print(text, flush=True)  # for whoever waits for the line on a pipe
 
 

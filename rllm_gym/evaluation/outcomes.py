@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,8 @@ def report_of(panels: Mapping[str, Panel], outcomes: Sequence[Outcome]) -> dict[
 
     An unsuccessful episode lowers the success rate; one in which the environment failed is counted in `errors` alone.
     Keys: `success_rate`, `success_interval` (95 %), `mean_return`, `turns` and `tokens` of an episode, `avg@k`,
-    `pass@k` and `pass^k` of k = 1 to `samples`, `errors`, `end_reasons`; `by_category` and `by_env` have them again,
-    and `tasks` what came of each task.
+    `pass@k` and `pass^k` of k = 1 to `samples`, `score_avg@k` and `score_pass@k` (see `_scores`), `errors`,
+    `end_reasons`; `by_category` and `by_env` have them again, and `tasks` what came of each task.
     """
     by_group: dict[tuple[int, ...], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
@@ -64,6 +64,11 @@ def report_of(panels: Mapping[str, Panel], outcomes: Sequence[Outcome]) -> dict[
     everything: list[list[Outcome]] = []
     for k, (name, panel) in enumerate(panels.items()):
         tasks = [sorted(by_group[group.key], key=lambda outcome: outcome.member) for group in panel.groups(k)]
+        names = [panel.categories.get(str(item_id)) for item_id in panel.item_ids]
+        tasks = [
+            [replace(outcome, category=category or outcome.category) for outcome in task]
+            for category, task in zip(names, tasks, strict=True)
+        ]
         everything += tasks
         by_env[name] = {
             "env": panel.env,
@@ -105,8 +110,23 @@ def _numbers(tasks: Sequence[Sequence[Outcome]], samples: int) -> dict[str, Any]
         "avg@k": average(counts),
         "pass@k": {str(k): pass_at_k(counts, k) for k in range(1, samples + 1)},
         "pass^k": {str(k): pass_hat_k(counts, k) for k in range(1, samples + 1)},
+        **_scores(tasks),
         "errors": len(outcomes) - len(played),
         "end_reasons": dict(sorted(Counter(outcome.end_reason for outcome in outcomes).items())),
+    }
+
+
+def _scores(tasks: Sequence[Sequence[Outcome]]) -> dict[str, float | None]:
+    """Return the mean return of a task, averaged over tasks, and the share of tasks that have a return above 0.
+
+    Source: AgentGym-RL (arXiv:2509.08755), verl/agent_trainer/main_generation.py: its Avg@k and Pass@k of k samples,
+    whose scores are these returns where an environment plays in AgentGym's protocol.
+    """
+    returns = [[outcome.total_reward for outcome in task if outcome.error is None] for task in tasks]
+    returns = [found for found in returns if found]
+    return {
+        "score_avg@k": _mean([float(np.mean(found)) for found in returns]),
+        "score_pass@k": _mean([float(max(found) > 0) for found in returns]),
     }
 
 
@@ -148,6 +168,30 @@ def markdown_table(reports: Sequence[Mapping[str, Any]]) -> str:
         cells = [_cell(report[by].get(column)) for column in columns]
         lines.append([str(report["model"]), *cells, _cell(report)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def measures_table(report: Mapping[str, Any]) -> str:
+    """Return avg@k and pass@k in percent, of success and of scores: a row for each category and for all.
+
+    `k` is the number of samples. Scores are averaged as they are.
+    """
+    samples = report["samples"]
+    header = ["category", "tasks", f"avg@{samples}", f"pass@{samples}", f"score avg@{samples}", f"score pass@{samples}"]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    for name, of_env in report["by_env"].items():
+        prefix = f"{name}: " if len(report["by_env"]) > 1 else ""
+        lines += [_measures(prefix + category, numbers, samples) for category, numbers in of_env["by_category"].items()]
+        lines.append(_measures(f"{prefix}all", of_env, samples))
+    if len(report["by_env"]) > 1:
+        lines.append(_measures("all", report, samples))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _measures(name: str, numbers: Mapping[str, Any], samples: int) -> list[str]:
+    shares = (numbers["avg@k"], numbers["pass@k"][str(samples)], numbers["score_pass@k"])
+    average, passed, score_passed = ("-" if share is None else f"{100 * share:.1f}" for share in shares)
+    score = "-" if numbers["score_avg@k"] is None else f"{numbers['score_avg@k']:.3f}"
+    return [name, str(numbers["num_tasks"]), average, passed, score, score_passed]
 
 
 def _cell(numbers: Mapping[str, Any] | None) -> str:

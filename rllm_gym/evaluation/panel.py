@@ -32,6 +32,7 @@ class Panel:
         sampling: how completions are sampled.
         samples: episodes of each task.
         split: what the tasks were drawn from; it names them and is not part of the hash.
+        categories: of items that count as another category than the environment's own, which is not part of it, either.
     """
 
     env: str
@@ -42,6 +43,7 @@ class Panel:
     samples: int = 1
     env_config: Mapping[str, Any] = field(default_factory=dict)
     split: str = "eval"
+    categories: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.item_ids)
@@ -78,7 +80,8 @@ class Panel:
 
     def to_json(self) -> str:
         """Return the panel's file."""
-        return json.dumps({"panel_hash": self.hash, "split": self.split, **self.content}, indent=1) + "\n"
+        names = {"categories": dict(self.categories)} if self.categories else {}
+        return json.dumps({"panel_hash": self.hash, "split": self.split, **self.content, **names}, indent=1) + "\n"
 
 
 def make_panel(
@@ -91,12 +94,14 @@ def make_panel(
     horizon: int | None,
     sampling: SamplingParams,
     item_ids: Sequence[ItemId] | None = None,
+    categories: Mapping[str, str] | None = None,
 ) -> Panel:
     """Return a panel of `num_tasks` tasks over a split's items, as evenly as can be.
 
     Args:
         seed: of the order of the tasks and of their environments.
         item_ids: these tasks instead, in this order.
+        categories: see `Panel`.
 
     Raises:
         ConfigError: `env_config` cannot be written as JSON.
@@ -115,7 +120,7 @@ def make_panel(
             f"panel: env_config must be what JSON can hold; got {env_config!r} ({error}). Use texts, numbers and lists."
         ) from error
     seeds = [seed_of(seed, EVALUATION_STEP, k) for k in range(len(item_ids))]
-    return Panel(str(spec.env), list(item_ids), seeds, horizon, sampling, samples, env_config, split)
+    return Panel(str(spec.env), list(item_ids), seeds, horizon, sampling, samples, env_config, split, categories or {})
 
 
 def read_panel(path: Path) -> Panel:
@@ -137,6 +142,7 @@ def read_panel(path: Path) -> Panel:
             samples,
             content["env_config"],
             content["split"],
+            content.get("categories", {}),
         )
         is_whole = len(panel.item_ids) == len(panel.seeds) > 0
         written = content["panel_hash"]

@@ -13,7 +13,7 @@ from typing import Any
 from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
-from rllm_gym.evaluation.outcomes import Outcome, markdown_table, outcome_of, report_of
+from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table, outcome_of, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
 from rllm_gym.evaluation.policy import (
     Policy,
@@ -200,7 +200,7 @@ def play(
         recorder.close()
     report = _report(plan, found)
     (plan.folder / RESULT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (plan.folder / TABLE).write_text(markdown_table([report]), encoding="utf-8")
+    (plan.folder / TABLE).write_text(f"{markdown_table([report])}\n{measures_table(report)}", encoding="utf-8")
     return report
 
 

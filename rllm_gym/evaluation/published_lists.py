@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
 
 # Environments whose items have AgentGym's numbers, and how many of them AgentGym has; the docstring of each says so.
-NUM_ITEMS = {"babyai": 900, "sciworld": 4639, "searchqa": None, "webarena": 812}
+NUM_ITEMS = {"babyai": None, "sciworld": 4639, "searchqa": None, "webarena": 812}
 # AgentGym's order of TextCraft's goals is by depth, then as os.listdir() has their files (crafting_tree.py).
 BY_NAME = ("textcraft",)
 # Where a keyword decides it: without it the environment plays tasks of its own under these numbers.
@@ -21,11 +21,43 @@ NEEDED = {
 }
 
 
+class PublishedList(NamedTuple):
+    """A list's item ids (None where there is no list), and the categories of those that files beside it name."""
+
+    item_ids: list[str] | None
+    categories: dict[str, str]
+
+
+def read_published(path: Path, spec: EnvironmentSpec) -> PublishedList:
+    """Return a list, or those of a folder: <environment>_test.json, and for each category a list of that name.
+
+    Source: AgentGym-RL, verl/agent_trainer/main_generation.py, whose `data.path` such a folder is.
+
+    Raises:
+        ConfigError: see `read_test_list`; a folder without a test list, or with two.
+    """
+    if not path.is_dir():
+        return PublishedList(read_test_list(path, spec), {})
+    files = sorted(path.glob("*.json"))
+    tests = [file for file in files if file.stem.endswith("_test")]
+    if len(tests) != 1:
+        raise ConfigError(
+            f"panel: --from: a folder must hold one list that ends in _test.json; got {len(tests)} in {str(path)!r}. "
+            "Name a file of it."
+        )
+    item_ids = read_test_list(tests[0], spec)
+    categories: dict[str, str] = {}
+    for file in files:
+        if file != tests[0]:
+            categories.update(dict.fromkeys(read_test_list(file, spec), file.stem))
+    return PublishedList(item_ids, {item_id: categories[item_id] for item_id in item_ids if item_id in categories})
+
+
 def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
     """Return the item ids of an AgentGym-RL list, JSON or JSON Lines of objects like {"item_id": "babyai_17"}.
 
-    TextCraft's goals are found by name: {"goal": "beacon"}, {"item_id": "minecraft:beacon"}, or a conversation of
-    AgentGym's, whose first observation names the goal.
+    SearchQA's items may go by their data set, as published ("nq_51713"). TextCraft's goals are found by name:
+    {"goal": "beacon"}, {"item_id": "minecraft:beacon"}, or a conversation, whose first observation names the goal.
 
     Raises:
         ConfigError: the file is no such list, or an item of it is not this environment's, or a number of TextCraft's.
@@ -54,7 +86,7 @@ def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
         raise ConfigError(f"panel: --from: must hold tasks; got none in {str(path)!r}.")
     if name in BY_NAME:
         return [_item_named(row, name, where, known, named_item) for row, where in rows]
-    found = [_item_of(row, name, where) for row, where in rows]
+    found = [_item_of(row, name, where, named_item) for row, where in rows]
     most = NUM_ITEMS[name]
     for item_id in found:
         number = int(item_id.rpartition("_")[2])
@@ -91,7 +123,9 @@ def _item_named(
     return f"{name}_{index}"
 
 
-def _item_of(row: Any, name: str, where: str) -> str:
+def _item_of(row: Any, name: str, where: str, named_item: Callable[[Any], int | None]) -> str:
+    if (index := named_item(row)) is not None:
+        return f"{name}_{index}"
     item_id = row.get("item_id") if isinstance(row, Mapping) else row
     prefix, _, number = str(item_id).rpartition("_")
     if prefix != name or not (number.isascii() and number.isdigit()):

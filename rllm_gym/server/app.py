@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +56,14 @@ def make_app(table: SessionTable, protocol: str) -> Starlette:
     names = list(table.catalogs)
     if protocol != "openenv":
         prefix = "/agentgym" if protocol == "both" else ""
-        apps = {name: _with_errors(agentgym_app(table, name)) for name in names}
+        apps = {name: with_errors(agentgym_app(table, name)) for name in names}
         routes += [Mount(f"{prefix}/{name}", app) for name, app in apps.items()]
         if len(names) == 1:
             routes.append(Mount(prefix or "/", apps[names[0]]))
     if protocol != "agentgym":
         from rllm_gym.server.protocol_openenv import openenv_app  # AgentGym's protocol does without that library
 
-        apps = {name: _with_errors(openenv_app(table, name)) for name in names}
+        apps = {name: with_errors(openenv_app(table, name)) for name in names}
         if len(names) == 1:  # under its name are its task routes
             routes.append(Mount("/", apps[names[0]]))
         else:
@@ -77,7 +77,7 @@ def make_app(table: SessionTable, protocol: str) -> Starlette:
     return Starlette(routes=routes)
 
 
-def _with_errors(app: FastAPI) -> FastAPI:
+def with_errors(app: FastAPI) -> FastAPI:
     """Have an application answer errors with {"error": ...}, and quote nothing that a client has sent."""
 
     @app.exception_handler(ServeError)
@@ -130,30 +130,45 @@ async def serve(table: SessionTable, protocol: str, binding: Binding, *, say: An
         ConfigError: an environment cannot be made.
         OSError: the address cannot be listened on.
     """
+    with listen(binding) as (listening, url):
+        await table.start()
+        try:
+            app = make_app(table, protocol)
+            async with _openenv_reapers(app):
+                say(f"serving {', '.join(table.catalogs)} at {url}")
+                await _Server(guarded(app, binding), table, binding.drain_s).serve(sockets=[listening])
+        finally:
+            await table.close()
+
+
+@contextlib.contextmanager
+def listen(binding: Binding) -> Iterator[tuple[socket.socket, str]]:
+    """Give a socket that listens, and its URL.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
     family, _, _, _, address = socket.getaddrinfo(binding.host, binding.port, type=socket.SOCK_STREAM)[0]
     # Named TCP: else asyncio would not switch off Nagle's algorithm, which costs 40 ms an answer.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(2048)
-        await table.start()
-        try:
-            app = make_app(table, protocol)
-            config = uvicorn.Config(
-                Guard(app, token=binding.token, max_bytes=binding.max_bytes),  # type: ignore[arg-type]
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws_max_size=binding.max_bytes,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, round(binding.drain_s)),
-            )
-            async with _openenv_reapers(app):
-                host, port = listening.getsockname()[:2]
-                say(f"serving {', '.join(table.catalogs)} at http://{host}:{port}")
-                await _Server(config, table, binding.drain_s).serve(sockets=[listening])
-        finally:
-            await table.close()
+        host, port = listening.getsockname()[:2]
+        yield listening, f"http://{host}:{port}"
+
+
+def guarded(app: Any, binding: Binding) -> uvicorn.Config:
+    """Return how uvicorn serves an application behind the guard."""
+    return uvicorn.Config(
+        Guard(app, token=binding.token, max_bytes=binding.max_bytes),  # type: ignore[arg-type]
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws_max_size=binding.max_bytes,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(binding.drain_s)),
+    )
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from rllm_gym.cli.experiment import read_experiment
 from rllm_gym.cli.rllib import app
 from rllm_gym.errors import ConfigError
 
@@ -552,3 +553,23 @@ def test_train_without_anything_says_what_it_needs() -> None:
     result = CliRunner().invoke(app, ["train"])
     assert result.exit_code == 2
     assert "needs `file X.yaml`, or --algo and --env" in result.stderr
+
+
+def test_keys_of_a_files_config_are_replaced_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "x:\n  run: GRPO\n  env: rllm_gym/TextCraft-v0\n"
+        "  config: {base_model: tiny, lr: 1.0e-4, env_config: {depth: 1, split: eval}}\n"
+    )
+    changes = '{"lr": 1e-6, "env_config": {"depth": [1, 2]}}'
+    changed = read_experiment(path, changes)
+    assert changed.config == {"base_model": "tiny", "lr": 1e-6, "env_config": {"depth": [1, 2], "split": "eval"}}
+    assert read_experiment(path).config["lr"] == 1e-4
+    for text, fault in [
+        ('{"lrr": 1}', "--config: config: unknown key 'lrr'; did you mean 'lr'?"),
+        ("[1]", "--config: must be a mapping, like '{\"lr\": 1e-6}'; got [1]."),
+        ('{"env_config": {"deep": 1}}', "deep"),
+    ]:
+        done = CliRunner().invoke(app, ["train", "file", str(path), "--config", text, "--dry-run", "--no-reset"])
+        assert done.exit_code == 2 and fault in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

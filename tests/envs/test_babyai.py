@@ -255,8 +255,8 @@ def test_eval_holds_ninety_tasks_with_every_level_twice_or_more():
     assert len(train.item_ids) == 9910
     counts = Counter(number % 40 + 1 for number in numbers)
     assert counts == {level: 3 if level > 30 else 2 for level in range(1, 41)}
-    with pytest.raises(ConfigError, match="from 0 to 9999"):
-        train.reset(options={"item_id": 10_000})
+    with pytest.raises(ConfigError, match="from 0 to 15999"):
+        train.reset(options={"item_id": 16_000})
 
 
 def test_every_level_makes_tasks_without_a_word_on_stdout_and_without_heavy_libraries():

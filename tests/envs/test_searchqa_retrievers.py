@@ -20,7 +20,8 @@ from rllm_gym.envs.searchqa.retrievers import bm25 as bm25_module
 from rllm_gym.envs.searchqa.retrievers import load_retriever
 from rllm_gym.envs.searchqa.retrievers.bm25 import Bm25Retriever
 from rllm_gym.envs.searchqa.retrievers.build import build_index
-from rllm_gym.envs.searchqa.retrievers.dense import DenseRetriever, Encoder
+from rllm_gym.envs.searchqa.retrievers.dense import DenseRetriever
+from rllm_gym.envs.searchqa.retrievers.encoder import Encoder
 from rllm_gym.envs.searchqa.retrievers.http import HttpRetriever
 from rllm_gym.errors import ConfigError, EnvError
 
@@ -137,7 +138,7 @@ def test_only_an_index_is_overwritten_and_only_when_asked(tmp_path):
 
 def test_an_index_of_another_kind_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="index must be of kind flat or hnsw and version 1; got kind 'bm25'"):
-        DenseRetriever(index_of(tmp_path, ["a"]))
+        DenseRetriever.open(index_of(tmp_path, ["a"]))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def dense_index(request, tmp_path_factory):
 
 
 def test_a_dense_index_finds_passages_by_meaning_as_numpy_does(dense_index, encoder):
-    retriever = DenseRetriever(dense_index)
+    retriever = DenseRetriever.open(dense_index)
     found = retriever.search(QUERIES, 3)
     assert [hits[0].contents for hits in found] == TEXTS[:5]
     cosine = encoder.encode_queries(QUERIES) @ encoder.encode_passages(TEXTS).T
@@ -211,7 +212,7 @@ def test_an_e5_encoder_gets_its_prefixes(tmp_path, encoder):
 
 def test_an_encoder_of_another_size_is_refused(dense_index):
     with pytest.raises(ConfigError, match=r"encoder must have the index's 384 dimensions; got \d+ from 'tiny'"):
-        DenseRetriever(dense_index, encoder="tiny")
+        DenseRetriever.open(dense_index, encoder="tiny")
 
 
 def test_an_environment_plays_with_a_dense_index(dense_index):
@@ -322,7 +323,7 @@ def test_queries_of_several_threads_go_together_while_a_request_is_under_way(ser
     wait_for(lambda: len(server.requests) == 1)
     for thread in threads[1:]:
         thread.start()
-    wait_for(lambda: len(retriever._waiting) == 5)
+    wait_for(lambda: retriever.search.num_waiting == 5)
     server.gate.set()
     for thread in threads:
         thread.join()
@@ -348,7 +349,7 @@ def test_a_failed_request_fails_for_every_thread_that_waits_in_it(server):
         thread.start()
         if not number:
             wait_for(lambda: len(server.requests) == 1)
-    wait_for(lambda: len(retriever._waiting) == 2)
+    wait_for(lambda: retriever.search.num_waiting == 2)
     server.gate.set()
     for thread in threads:
         thread.join()

@@ -1,9 +1,11 @@
 """TextWorld, beyond what every environment promises (test_contract.py)."""
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 import gymnasium
@@ -124,43 +126,65 @@ def no_games(monkeypatch):
     return folder
 
 
-def names(folder):
-    return {path.name for path in (folder / "games").iterdir()}
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """An empty cache; returns what lists the games in it."""
+    monkeypatch.setenv("RLLM_GYM_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "textworld" / version("textworld")
+    return lambda: {path.name: path for path in folder.iterdir() if path.is_dir()}
 
 
 @pytest.mark.slow
-def test_a_game_is_the_same_when_it_is_made_anew(no_games):
+def test_a_game_is_the_same_when_it_is_made_anew(no_games, kept):
     before = solve(env := TextWorldEnv(), HATCH)
     folder = no_games()
     env.close()
-    assert not folder.exists()
+    assert not folder.exists() and games.GAMES.server is None
+    shutil.rmtree(kept()["6_0"])
     assert solve(env, HATCH) == before
     env.close()
 
 
-@pytest.mark.slow
-def test_only_the_games_used_last_are_kept_and_none_after_the_last_close(no_games, monkeypatch):
-    monkeypatch.setattr(games.GAMES, "command", [games.GAMES.command[0], "2"])
-    keeper = Game(1, 0)
-    folder = no_games()
-    for level in (2, 1, 3):
-        Game(level, 0).process.close()
-    assert names(folder) == {"1_0", "3_0"}
-    keeper.process.close()
-    keeper.process.close()
-    assert not folder.exists() and games.GAMES.server is None
+MADE = """if True:
+    import sys
+    from rllm_gym.envs.textworld.games import Game
+    print(Game(2, 0).plan)
+"""
 
 
 @pytest.mark.slow
-def test_resets_keep_the_files_and_nothing_is_written_elsewhere(no_games, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_a_game_is_made_once_for_all_processes(kept):
+    """Three at a time want a game, of which one makes it; later ones find it, and nothing else is left."""
+    several = [subprocess.Popen([sys.executable, "-c", MADE], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    plans = {process.communicate(timeout=120)[0] for process in several}
+    [folder] = kept().values()
+    assert folder.name == "2_0" and sorted(path.name for path in folder.iterdir()) == ["game.json", "game.z8"]
+    made = folder.stat().st_ctime_ns
+    plans.add(subprocess.run([sys.executable, "-c", MADE], capture_output=True, text=True, timeout=120).stdout)
+    assert len(plans) == 1 and plans != {""}
+    assert folder.stat().st_ctime_ns == made
+
+
+@pytest.mark.slow
+def test_a_game_whose_making_was_killed_is_made_again_and_what_it_left_goes(kept):
+    Game(1, 0).process.close()
+    folder = kept()["1_0"]
+    folder.rename(folder.with_name("1_0.killed"))
+    (folder.with_name("1_0.killed") / "game.json").unlink()
+    Game(1, 0).process.close()
+    assert set(kept()) == {"1_0"} and (folder / "game.json").exists()
+
+
+@pytest.mark.slow
+def test_resets_keep_the_files_and_nothing_is_written_elsewhere(kept, tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "home")
     env = TextWorldEnv()
     begin(env, 0)
-    folder = no_games()
     begin(env, 1)
-    assert names(folder) == {"1_0", "2_0"}
-    assert not list(tmp_path.iterdir())
+    assert set(kept()) == {"1_0", "2_0"}
+    assert not list((tmp_path / "home").iterdir())
     env.close()
 
 
@@ -237,7 +261,7 @@ def test_nothing_outlives_a_killed_process_not_even_a_game_that_hangs(tmp_path):
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         started = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
         folder = Path(started[0].cwd())
-        assert (folder / "games" / "1_0").exists()
+        assert folder.exists()
         process.kill()
     _, alive = psutil.wait_procs(started, timeout=30)
     assert alive == [] and not folder.exists()
@@ -257,13 +281,13 @@ def test_splits_hold_all_levels_and_draws_can_be_restricted():
 
 
 @pytest.mark.slow
-def test_a_game_that_cannot_be_made_is_a_failed_environment(no_games):
+def test_a_game_that_cannot_be_made_is_a_failed_environment(kept):
     keeper, env = Game(1, 0), TextWorldEnv()
-    in_the_way = no_games() / "games" / "1_77"
-    in_the_way.write_text("")
-    with pytest.raises(EnvError, match="level 1 with seed 77 could not be made: NotADirectoryError"):
+    in_the_way = kept()["1_0"].with_name("1_77.lock")
+    in_the_way.mkdir()
+    with pytest.raises(EnvError, match="level 1 with seed 77 could not be made: IsADirectoryError"):
         begin(env, 770)
-    in_the_way.unlink()
+    in_the_way.rmdir()
     assert begin(env, 770)
     env.close()
     keeper.process.close()

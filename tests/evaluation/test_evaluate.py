@@ -16,7 +16,7 @@ from ray.rllib.algorithms import algorithm as rllib_algorithm
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation import playing as evaluation
-from rllm_gym.evaluation.outcomes import Outcome, markdown_table, report_of
+from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table, report_of
 from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.evaluation.policy import Policy, sampled_policy
 from rllm_gym.rollout import env_runner
@@ -76,7 +76,7 @@ def test_every_episode_is_kept_and_counted(evaluated, tmp_path):
     # Requests of 2 x 4 episodes: a running estimate of 8, then of all.
     assert [so_far["episodes"] for so_far in progress] == [8, 12]
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == json.loads(json.dumps(report))
-    assert (tmp_path / "out" / "table.md").read_text() == markdown_table([report])
+    assert (tmp_path / "out" / "table.md").read_text() == f"{markdown_table([report])}\n{measures_table(report)}"
 
 
 def test_an_interrupted_evaluation_goes_on_without_playing_again(evaluated, tmp_path):
@@ -208,6 +208,33 @@ def test_the_numbers_of_a_report():
     assert table[0] == "| model | a | b | overall |"
     assert table[2].startswith("| tiny | 33.3 (")
     assert report_of({"maze": panel(3, 2)}, [])["success_rate"] is None
+
+
+def test_avg_and_pass_at_k_by_category_are_those_of_agentgym_rls_script():
+    # Returns of three tasks, two episodes each; the second task has partial scores and no success.
+    returns = [(1.0, 0.0), (0.25, -0.5), (0.0, 0.0)]
+    outcomes = [
+        dataclasses.replace(outcome(k, member, score == 1.0), total_reward=score)
+        for k, scores in enumerate(returns)
+        for member, score in enumerate(scores)
+    ]
+    played = panel(3, 2)
+    played = dataclasses.replace(played, categories={played.item_ids[0]: "easy", played.item_ids[1]: "hard"})
+    report = report_of({"maze": played}, outcomes)
+    # main_generation.py: np.mean(scores), np.mean(np.max(scores, axis=-1) > 0), of all and of each category's file.
+    assert (report["score_avg@k"], report["score_pass@k"]) == (pytest.approx(0.75 / 6), pytest.approx(2 / 3))
+    assert (report["avg@k"], report["pass@k"]["2"]) == (pytest.approx(1 / 6), pytest.approx(1 / 3))
+    hard = report["by_category"]["hard"]
+    assert (hard["score_avg@k"], hard["score_pass@k"], hard["pass@k"]["2"]) == (-0.125, 1.0, 0.0)
+    assert measures_table(report).splitlines() == [
+        "| category | tasks | avg@2 | pass@2 | score avg@2 | score pass@2 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| a | 1 | 0.0 | 0.0 | 0.000 | 0.0 |",  # in no category's file: the environment's own
+        "| easy | 1 | 50.0 | 100.0 | 0.500 | 100.0 |",
+        "| hard | 1 | 0.0 | 0.0 | -0.125 | 100.0 |",
+        "| all | 3 | 16.7 | 33.3 | 0.125 | 66.7 |",
+    ]
+    assert measures_table(report_of({"maze": played}, [])).splitlines()[-1] == "| all | 3 | - | - | - | - |"
 
 
 def test_a_models_evaluation_needs_a_horizon_and_room_for_a_turn(ray_cluster, tiny_model, tmp_path):

@@ -143,7 +143,7 @@ def test_agentgym_rls_lists_become_panels_where_the_items_are_the_same(tmp_path)
     assert json.loads(result.stdout)["item_ids"] == ["babyai_17", "babyai_3"]
     babyai = EnvironmentSpec("BabyAI-v0", "rllm_gym:rllm_gym/BabyAI-v0")
     for item_ids, message in [
-        (["babyai_900"], "BabyAI-v0 has no item 'babyai_900' of AgentGym's"),
+        (["babyai_16000"], "BabyAI-v0 has no item 'babyai_16000' of AgentGym's"),
         (["textcraft_3"], r"items must be like babyai_17; got 'textcraft_3' in entry .*:1\."),
         ([], "must hold tasks; got none"),
     ]:
@@ -152,6 +152,83 @@ def test_agentgym_rls_lists_become_panels_where_the_items_are_the_same(tmp_path)
     file.write_text("{")
     with pytest.raises(ConfigError, match="must be JSON or JSON Lines"):
         read_test_list(file, babyai)
+
+
+def write_published(folder, name, **categories):
+    """A folder as AgentGym-RL's scripts read one: a test list, and a list for each category; JSON arrays, indented."""
+    folder.mkdir()
+    lists = {f"{name}_test": [item_id for item_ids in categories.values() for item_id in item_ids], **categories}
+    for stem, item_ids in lists.items():
+        rows = [{"item_id": item_id} for item_id in item_ids]
+        (folder / f"{stem}.json").write_text(json.dumps(rows, indent=4))
+    return folder
+
+
+def test_a_folder_of_lists_gives_the_categories_too(tmp_path):
+    pytest.importorskip("minigrid")
+    # Levels 5, 1 and 31 with seeds 45, 46 and 321, as far as the published list goes.
+    folder = write_published(tmp_path / "babyai", "babyai", goto=["babyai_1804", "babyai_1840"], find=["babyai_12870"])
+    result = CliRunner().invoke(app, ["panel", "BabyAI-v0", "--horizon", "20", "--from", str(folder)])
+    assert result.exit_code == 0, result.output
+    file = tmp_path / "panel.json"
+    file.write_text(result.stdout)
+    read = read_panel(file)
+    assert read.item_ids == ["babyai_1804", "babyai_1840", "babyai_12870"]
+    assert read.categories == {"babyai_1804": "goto", "babyai_1840": "goto", "babyai_12870": "find"}
+    alone = CliRunner().invoke(
+        app, ["panel", "BabyAI-v0", "--horizon", "20", "--from", str(folder / "babyai_test.json")]
+    )
+    assert json.loads(alone.stdout)["panel_hash"] == read.hash  # names are no tasks
+    assert "categories" not in json.loads(alone.stdout)
+    assert set(first_observations(read.env, {}, [(0, "babyai_12870", 0)])) == {0}
+    (folder / "babyai_test.json").rename(folder / "all.json")
+    refused = CliRunner().invoke(app, ["panel", "BabyAI-v0", "--horizon", "20", "--from", str(folder)])
+    assert refused.exit_code == 2
+    assert "one list that ends in _test.json; got 0 in" in refused.stderr
+
+
+def test_published_lists_split_an_environment_for_training(tmp_path):
+    pytest.importorskip("minigrid")
+    train = write_list(tmp_path / "babyai_train.json", "babyai_0", "babyai_11155")
+    test = write_list(tmp_path / "babyai_test.json", "babyai_12870")
+    babyai = EnvironmentSpec(
+        "BabyAI-v0", "rllm_gym:rllm_gym/BabyAI-v0", {"splits": {"train": str(train), "eval": str(test)}}
+    )
+    assert item_ids_of(babyai, "train") == ["babyai_0", "babyai_11155"]
+    assert item_ids_of(babyai, "eval") == ["babyai_12870"]
+
+
+def test_searchqas_lists_name_the_data_set_of_an_item(tmp_path):
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("bm25s")
+    data = tmp_path / "data.jsonl"
+    rows = [("nq", "test", 7), ("triviaqa", "test", 12_545 - 3610), ("nq", "train", 3)]
+    data.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "data_source": dataset,
+                    "question": f"Who is {index}?",
+                    "golden_answers": ["me"],
+                    "extra_info": {"split": split, "index": index},
+                }
+            )
+            + "\n"
+            for dataset, split, index in rows
+        )
+    )
+    searchqa = EnvironmentSpec("SearchQA-v0", "rllm_gym:rllm_gym/SearchQA-v0", {"data": str(data)})
+    file = write_list(tmp_path / "searchqa_test.json", "nq_7", "triviaqa_12545", "nq_51716", "searchqa_7")
+    assert read_test_list(file, searchqa) == ["searchqa_7", "searchqa_12545", "searchqa_51716", "searchqa_7"]
+    for item_id, message in [
+        ("nq_12545", r"items must be like searchqa_17; got 'nq_12545'"),  # a number of TriviaQA's
+        ("nq_8", r"SearchQA-v0 has no item 'searchqa_8' of AgentGym's"),  # not in the file
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            read_test_list(write_list(file, item_id), searchqa)
+    splits = {"splits": {"train": ["nq_51716"], "eval": ["triviaqa_12545"]}, "data": str(data)}
+    spec = EnvironmentSpec("SearchQA-v0", "rllm_gym:rllm_gym/SearchQA-v0", splits)
+    assert item_ids_of(spec, "train") == ["searchqa_51716"]
 
 
 def test_textcrafts_lists_are_read_by_name_and_refused_with_numbers_alone(tmp_path):

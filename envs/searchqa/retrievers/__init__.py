@@ -1,4 +1,4 @@
-"""Retrievers: from a query to the passages that fit it best. One small interface, three kinds, one per file."""
+"""Retrievers: from a query to the passages that fit it best. One small interface, four kinds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rllm_gym.errors import ConfigError, nearest
 
-KINDS = ("bm25", "dense", "http")
+KINDS = ("bm25", "dense", "faiss", "http")
+# Which kinds take an option; see `Bm25Retriever.open`, `DenseRetriever.open`, `open_faiss` and `HttpRetriever`.
+OPTIONS = {
+    "index": ("bm25", "dense", "faiss"),
+    "corpus": ("faiss",),
+    "encoder": ("dense", "faiss"),
+    "query_prefix": ("dense", "faiss"),
+    "device": ("dense", "faiss"),
+    "search_parameters": ("faiss",),
+    "preset": ("bm25",),
+    "k1": ("bm25",),
+    "b": ("bm25",),
+    "url": ("http",),
+}
 
 
 class Passage(NamedTuple):
@@ -20,6 +33,14 @@ class Passage(NamedTuple):
 
     contents: str
     score: float
+
+
+class Passages(Protocol):
+    """The contents of passages by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> str: ...
 
 
 @runtime_checkable
@@ -34,16 +55,12 @@ class Retriever(Protocol):
         """
 
 
-def load_retriever(
-    kind: str, *, index: str | Path | None = None, url: str | None = None, encoder: str | None = None
-) -> Retriever:
+def load_retriever(kind: str, **options: Any) -> Retriever:
     """Return the retriever of this process for these settings; what it holds is shared by all that ask for it.
 
     Args:
-        kind: "bm25", "dense" or "http".
-        index: folder written by `rllm-gym index`; None is the embedded corpus, which only "bm25" can search.
-        url: of a server that speaks Search-R1's protocol, like "http://127.0.0.1:8000/retrieve"; for "http" only.
-        encoder: replaces the encoder that the index names; for "dense" only.
+        kind: "bm25", "dense", "faiss" or "http".
+        options: those of `OPTIONS`; None is as if it were not given.
 
     Raises:
         ConfigError: an unknown kind, a setting that the kind does not take or needs, a folder without an index, or a
@@ -54,33 +71,39 @@ def load_retriever(
             f"SearchQAEnv: retriever must be one of {', '.join(KINDS)}, or an object with "
             f"search(queries, topk); got {kind!r}. Did you mean {nearest(kind, KINDS)!r}?"
         )
-    for name, value, kinds in (
-        ("index", index, ("bm25", "dense")),
-        ("url", url, ("http",)),
-        ("encoder", encoder, ("dense",)),
-    ):
-        if value is not None and kind not in kinds:
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if kind not in OPTIONS[name]:
             raise ConfigError(
-                f"SearchQAEnv: {name} belongs to the retriever {' or '.join(kinds)}; got {value!r} with "
+                f"SearchQAEnv: {name} belongs to the retriever {' or '.join(OPTIONS[name])}; got {value!r} with "
                 f"retriever={kind!r}. Leave it out, or choose another retriever."
             )
+    for name in ("index", "corpus"):
+        if name in given:
+            given[name] = str(Path(given[name]).expanduser())
     # A forked process must not use its parent's locks and connections.
-    return _load(kind, None if index is None else str(Path(index).expanduser()), url, encoder, os.getpid())
+    return _load(kind, tuple(sorted(given.items())), os.getpid())
 
 
 @functools.cache
-def _load(kind: str, index: str | None, url: str | None, encoder: str | None, pid: int) -> Retriever:
+def _load(kind: str, options: tuple[tuple[str, Any], ...], pid: int) -> Retriever:
+    given = dict(options)
     if kind == "http":
         from rllm_gym.envs.searchqa.retrievers.http import HttpRetriever
 
-        return HttpRetriever(url)
+        return HttpRetriever(given.pop("url", None), **given)
+    index = given.pop("index", None)
     if kind == "dense":
         from rllm_gym.envs.searchqa.retrievers.dense import DenseRetriever
 
-        return DenseRetriever(index, encoder=encoder)
+        return DenseRetriever.open(index, **given)
+    if kind == "faiss":
+        from rllm_gym.envs.searchqa.retrievers.faiss_file import open_faiss
+
+        return open_faiss(index, **given)
     from rllm_gym.envs.searchqa.retrievers.bm25 import Bm25Retriever
 
-    return Bm25Retriever.open(index) if index else Bm25Retriever.embedded()
+    return Bm25Retriever.open(index, **given) if index else Bm25Retriever.embedded(**given)
 
 
 def need(module: str, package: str = "") -> ModuleType:

@@ -14,16 +14,39 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_gym.envs.searchqa.embedded import load_passages
-from rllm_gym.envs.searchqa.retrievers import Passage, need
+from rllm_gym.envs.searchqa.retrievers import Passage, Passages, need
 from rllm_gym.envs.searchqa.retrievers.store import PassageStore, Report, copy_passages, read_meta, write_meta
+from rllm_gym.errors import ConfigError, nearest
 
-K1, B = 1.5, 0.75  # bm25s' defaults; its method "lucene" is BM25 as Lucene has it
+# k1 and b: bm25s' defaults, and those of pyserini (Lucene's own are 1.2 and 0.75); all score as Lucene does.
+PRESETS = {"bm25s": (1.5, 0.75), "pyserini": (0.9, 0.4)}
 PASSAGES_PER_BATCH = 10_000
 TERMS_PER_BLOCK = 1_000_000
 
 # Single letters and digits count, unlike in bm25s' own pattern: "atomic number 7".
 _WORD = re.compile(r"\w+")
 _ROW = np.dtype([("term", np.int32), ("passage", np.int32), ("count", np.int32)])
+
+
+def choose_weights(preset: str | None, k1: float | None, b: float | None) -> tuple[float, float]:
+    """Return k1 and b: those of a preset, with the ones that are given in their place.
+
+    Raises:
+        ConfigError: an unknown preset, a negative k1, or a b outside of [0, 1].
+    """
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(
+            f"bm25: preset must be one of {', '.join(PRESETS)}; got {preset!r}. "
+            f"Did you mean {nearest(preset, PRESETS)!r}?"
+        )
+    k1, b = (
+        usual if given is None else given for usual, given in zip(PRESETS[preset or "bm25s"], (k1, b), strict=True)
+    )
+    for name, value, highest in (("k1", k1, float("inf")), ("b", b, 1.0)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= highest:
+            bounds = "from 0 to 1" if highest == 1 else "0 or more"
+            raise ConfigError(f"bm25: {name} must be a number, {bounds}; got {value!r}. pyserini's are 0.9 and 0.4.")
+    return float(k1), float(b)
 
 
 class Analyzer:
@@ -51,25 +74,43 @@ class Bm25Retriever:
         analyzer: what made the stems.
     """
 
-    def __init__(self, bm25: Any, passages: Sequence[str] | PassageStore, analyzer: Analyzer) -> None:
+    def __init__(self, bm25: Any, passages: Passages, analyzer: Analyzer) -> None:
         self._bm25, self._passages, self._analyzer = bm25, passages, analyzer
 
+    def __str__(self) -> str:
+        return f"{len(self._passages):,} passages by BM25 (k1 {self._bm25.k1:g}, b {self._bm25.b:g})"
+
     @classmethod
-    def open(cls, folder: str | Path) -> Bm25Retriever:
+    def open(
+        cls, folder: str | Path, *, preset: str | None = None, k1: float | None = None, b: float | None = None
+    ) -> Bm25Retriever:
         """Return a retriever over a folder that `rllm-gym index` wrote; its arrays and passages stay on the disk.
 
+        Args:
+            folder: the index, whose scores were computed with a k1 and b of its own.
+            preset: where given, and k1 and b, the index must have been built with these; see `choose_weights`.
+            k1: see above.
+            b: see above.
+
         Raises:
-            ConfigError: not such a folder.
+            ConfigError: not such a folder, or one with another k1 or b.
         """
         path = Path(folder)
         read_meta(path, ("bm25",))
-        return cls(need("bm25s").BM25.load(path, mmap=True, show_progress=False), PassageStore(path), Analyzer())
+        bm25 = need("bm25s").BM25.load(path, mmap=True, show_progress=False)
+        if not preset is k1 is b is None and (wanted := choose_weights(preset, k1, b)) != (bm25.k1, bm25.b):
+            raise ConfigError(
+                f"bm25: an index is searched with the k1 and b that it was built with, {bm25.k1:g} and {bm25.b:g}; got "
+                f"{wanted[0]:g} and {wanted[1]:g} for {str(folder)!r}. Leave them out, or build it anew with them."
+            )
+        return cls(bm25, PassageStore(path), Analyzer())
 
     @classmethod
-    def embedded(cls) -> Bm25Retriever:
+    def embedded(cls, *, preset: str | None = None, k1: float | None = None, b: float | None = None) -> Bm25Retriever:
         """Return a retriever over the embedded corpus, indexed in memory in a fraction of a second."""
+        k1, b = choose_weights(preset, k1, b)
         passages, analyzer = load_passages(), Analyzer()
-        bm25 = need("bm25s").BM25(k1=K1, b=B)
+        bm25 = need("bm25s").BM25(k1=k1, b=b)
         bm25.index([analyzer.stems(analyzer.words(text)) for text in passages], show_progress=False)
         return cls(bm25, passages, analyzer)
 
@@ -94,17 +135,17 @@ def _best(scores: npt.NDArray[np.float32], topk: int) -> list[int]:
     return found[np.argsort(-scores[found], kind="stable")][:topk].tolist()
 
 
-def build_bm25(corpus: Path, folder: Path, report: Report) -> int:
+def build_bm25(corpus: Path, folder: Path, report: Report, *, k1: float, b: float) -> int:
     """Write a BM25 index in the format of bm25s, which builds its own in memory only, and return its size in passages.
 
-        score(t, p) = log(1 + (N - n_t + 0.5) / (n_t + 0.5)) * c_tp / (c_tp + K1 (1 - B + B |p| / mean |p|))
+        score(t, p) = log(1 + (N - n_t + 0.5) / (n_t + 0.5)) * c_tp / (c_tp + k1 (1 - b + b |p| / mean |p|))
 
     N passages, n_t of them with the term t, c_tp times in p, which has |p| terms.
 
     Two passes: the first one counts terms and spills the counts to a file; the second one scores them block by block,
     straight into the memory-mapped columns. Memory holds the vocabulary, 4 bytes a passage, and one batch or block.
 
-    Source: Robertson and Zaragoza 2009, "The probabilistic relevance framework", without the factor K1 + 1, as Lucene;
+    Source: Robertson and Zaragoza 2009, "The probabilistic relevance framework", without the factor k1 + 1, as Lucene;
     Lu 2024, arXiv:2407.03618 (scores computed ahead).
     """
     vocab: dict[str, int] = {}
@@ -115,10 +156,10 @@ def build_bm25(corpus: Path, folder: Path, report: Report) -> int:
         passages_of_term += np.bincount(rows["term"], minlength=len(vocab))
     idf = np.log(1 + (len(lengths) - passages_of_term + 0.5) / (passages_of_term + 0.5))
     starts = np.concatenate([[0], np.cumsum(passages_of_term)])
-    _write_columns(folder, spill, starts, idf, K1 * (1 - B + B * lengths / max(lengths.mean(), 1e-9)), report)
+    _write_columns(folder, spill, starts, idf, k1 * (1 - b + b * lengths / max(lengths.mean(), 1e-9)), report)
     spill.unlink()
     (folder / "vocab.index.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
-    bm25 = need("bm25s").BM25(k1=K1, b=B)
+    bm25 = need("bm25s").BM25(k1=k1, b=b)
     params = {key: getattr(bm25, key) for key in ("k1", "b", "delta", "method", "idf_method", "dtype", "int_dtype")}
     (folder / "params.index.json").write_text(json.dumps({**params, "num_docs": len(lengths), "backend": "numpy"}))
     write_meta(folder, kind="bm25", num_passages=len(lengths), num_terms=len(vocab))

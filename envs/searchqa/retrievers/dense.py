@@ -1,102 +1,70 @@
-"""Dense retrieval: a Hugging Face encoder with mean pooling, and faiss, exact ("flat") or by a graph ("hnsw")."""
+"""Dense retrieval: vectors of an encoder in an index of faiss, exact ("flat") or by a graph ("hnsw")."""
 
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.envs.searchqa.retrievers import Passage, need
+from rllm_gym.envs.searchqa.retrievers import Passage, Passages, need
+from rllm_gym.envs.searchqa.retrievers.batching import Batcher
+from rllm_gym.envs.searchqa.retrievers.encoder import TEXTS_PER_BATCH, Encoder, Vectors
 from rllm_gym.envs.searchqa.retrievers.store import PassageStore, Report, copy_passages, read_meta, write_meta
-from rllm_gym.errors import ConfigError
-from rllm_gym.models import resolve_base_model
+from rllm_gym.errors import ConfigError, EnvError
 
-if TYPE_CHECKING:
-    import torch
-
-MAX_TOKENS = 256  # Search-R1's retrieval server
-PASSAGES_PER_BATCH = 64
 VECTORS_PER_SLICE = 10_000
 # Links per passage and the breadths of the search for them; faiss' own defaults are 32, 40 and 16.
 HNSW_LINKS, HNSW_BUILD_BREADTH, HNSW_SEARCH_BREADTH = 32, 80, 64
-# What E5 was trained with: Wang et al. 2022, arXiv:2212.03533.
-E5_PREFIXES = ("query: ", "passage: ")
 
-Vectors = npt.NDArray[np.float32]  # shape [N, D], of length 1, so that the inner product is the cosine
+Found = tuple[Vectors, npt.NDArray[np.int64]]  # scores and passage numbers, best first, of shape [queries, topk]
 
 
-class Encoder:
-    """Texts to vectors of length 1: the mean of the last hidden states over a text's tokens, normalised.
+class VectorIndex(Protocol):
+    """What searches vectors; number -1 is no passage. Its `str()` names it."""
 
-    Args:
-        name: a Hugging Face model, by folder or name; those with "e5" in the name get E5's prefixes.
-        device: where it runs; None is the GPU if there is one.
-
-    Raises:
-        ConfigError: no such model.
-    """
-
-    def __init__(self, name: str, *, device: str | None = None) -> None:
-        try:
-            import torch
-            from transformers import AutoModel, AutoTokenizer
-        except ModuleNotFoundError as e:
-            raise ConfigError(f'SearchQA-v0: the dense retriever needs {e.name}: pip install "rllm-gym[train]".') from e
-
-        try:
-            path = resolve_base_model(name)
-        except ConfigError as e:
-            raise ConfigError(str(e).replace("base_model:", "encoder:", 1)) from e
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._tokenizer = AutoTokenizer.from_pretrained(path)
-        self._model = AutoModel.from_pretrained(path, dtype=torch.float32).to(self.device).eval()
-        self.dim = int(self._model.config.hidden_size)
-        self._query_prefix, self._passage_prefix = E5_PREFIXES if "e5" in Path(name).name.lower() else ("", "")
-        self._lock = threading.Lock()  # a fast tokenizer that pads and cuts serves one thread at a time
-
-    def encode_queries(self, queries: Sequence[str]) -> Vectors:
-        return self._encode([self._query_prefix + query for query in queries])
-
-    def encode_passages(self, passages: Sequence[str]) -> Vectors:
-        return self._encode([self._passage_prefix + passage for passage in passages])
-
-    def _encode(self, texts: list[str]) -> Vectors:
-        import torch
-
-        with self._lock, torch.inference_mode():
-            inputs = self._tokenizer(texts, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
-            inputs = inputs.to(self.device)
-            hidden = self._model(**inputs).last_hidden_state
-            return _mean_direction(hidden, inputs["attention_mask"]).cpu().numpy()
-
-
-def _mean_direction(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the tokens of each text, scaled to length 1; the sum has the same direction."""
-    import torch
-
-    return torch.nn.functional.normalize((hidden_BTD * mask_BT[..., None]).sum(1), dim=-1)
+    def search(self, vectors: Vectors, topk: int, /) -> Found: ...
 
 
 class DenseRetriever:
-    """Search an index folder by the cosine of vectors.
-
-    A flat index compares the query with every vector, memory-mapped from the disk; an HNSW index is held in memory.
+    """Search passages by the cosine of vectors. What several threads ask goes together in one search.
 
     Args:
-        folder: written by `rllm-gym index --kind flat` or `--kind hnsw`.
-        encoder: replaces the encoder that the index names, as where the model lies in another folder.
-        device: where queries are encoded.
-
-    Raises:
-        ConfigError: no folder, not a dense index, or an encoder that does not fit it.
+        encoder: what made the index's vectors.
+        index: number i stands for passage i.
+        passages: their texts.
     """
 
-    def __init__(self, folder: str | Path | None, *, encoder: str | None = None, device: str = "cpu") -> None:
+    def __init__(self, encoder: Encoder, index: VectorIndex, passages: Passages) -> None:
+        self._encoder, self._index, self._passages = encoder, index, passages
+        self.search = Batcher(self._search, type(self).__name__)
+
+    def __str__(self) -> str:
+        encoder = f"{self._encoder.query_prefix + '...'!r} encoded on {self._encoder.device}"
+        return f"{len(self._passages):,} passages by {self._index}, queries as {encoder}"
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path | None,
+        *,
+        encoder: str | None = None,
+        query_prefix: str | None = None,
+        device: str | None = "cpu",
+    ) -> DenseRetriever:
+        """Return a retriever over an index folder: vectors that stay on the disk, or an HNSW graph in memory.
+
+        Args:
+            folder: written by `rllm-gym index --kind flat` or `--kind hnsw`.
+            encoder: replaces the encoder that the index names, as where the model lies in another folder.
+            query_prefix: see `Encoder`.
+            device: where queries are encoded.
+
+        Raises:
+            ConfigError: no folder, not a dense index, or an encoder that does not fit it.
+        """
         if folder is None:
             raise ConfigError(
                 "SearchQAEnv: the retriever dense needs an index; got index=None. Build one with "
@@ -104,30 +72,68 @@ class DenseRetriever:
             )
         path = Path(folder)
         meta = read_meta(path, ("flat", "hnsw"))
-        self._faiss: Any = need("faiss", "faiss-cpu")
-        self._passages = PassageStore(path)
-        self._encoder = Encoder(encoder or meta["encoder"], device=device)
-        if self._encoder.dim != meta["dim"]:
-            raise ConfigError(
-                f"SearchQAEnv: the encoder must have the index's {meta['dim']} dimensions; got "
-                f"{self._encoder.dim} from {encoder or meta['encoder']!r}. Name the encoder that built {str(folder)!r}."
-            )
-        self._vectors = np.load(path / "vectors.npy", mmap_mode="r") if meta["kind"] == "flat" else None
-        self._index = None if self._vectors is not None else self._faiss.read_index(str(path / "hnsw.faiss"))
+        faiss: Any = need("faiss", "faiss-cpu")
+        name = encoder or meta["encoder"]
+        model = Encoder(name, device=device, query_prefix=query_prefix)
+        check_dimensions(model, name, meta["dim"], folder)
+        if meta["kind"] == "flat":
+            return cls(model, _FlatFile(faiss, path / "vectors.npy"), PassageStore(path))
+        return cls(model, FaissIndex(faiss.read_index(str(path / "hnsw.faiss")), "in memory"), PassageStore(path))
 
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        scores, numbers = self.search_vectors(self._encoder.encode_queries(queries), topk)
+    def _search(self, queries: list[str], topk: int) -> list[list[Passage]]:
+        topk = min(topk, len(self._passages))
+        scores, numbers = self._index.search(self._encoder.encode_queries(queries), topk)
         return [
             [Passage(self._passages[n], float(s)) for s, n in zip(*row, strict=True) if n >= 0]
             for row in zip(scores, numbers, strict=True)
         ]
 
-    def search_vectors(self, vectors: Vectors, topk: int) -> tuple[Vectors, npt.NDArray[np.int64]]:
-        """Return scores and passage numbers, best first, each of shape [number of queries, topk]; number -1 is none."""
-        topk = min(topk, len(self._passages))
-        if self._index is not None:
-            return self._index.search(vectors, topk)
+
+class FaissIndex:
+    """An index of faiss, with scores that are the higher the better.
+
+    Args:
+        index: of any kind; its vectors have the numbers that they were added in.
+        place: where it is, for those who read `str()`.
+    """
+
+    def __init__(self, index: Any, place: str) -> None:
+        self._index, self._place = index, place
+        self._is_distance = index.metric_type == need("faiss", "faiss-cpu").METRIC_L2
+
+    def __str__(self) -> str:
+        return f"{type(self._index).__name__} ({self._place})"
+
+    def search(self, vectors: Vectors, topk: int, /) -> Found:
+        scores, numbers = self._index.search(vectors, topk)
+        if numbers.max(initial=-1) >= self._index.ntotal:
+            raise EnvError(
+                f"SearchQAEnv: an index must number its vectors from 0 on, as the corpus its rows; got number "
+                f"{numbers.max()} among {self._index.ntotal} vectors. Take one without numbers of its own (IDMap)."
+            )
+        return (-scores if self._is_distance else scores), numbers
+
+
+class _FlatFile:
+    """Every query against every vector of a file, which stays on the disk."""
+
+    def __init__(self, faiss: Any, path: Path) -> None:
+        self._faiss, self._vectors = faiss, np.load(path, mmap_mode="r")
+
+    def __str__(self) -> str:
+        return "every vector (on the disk)"
+
+    def search(self, vectors: Vectors, topk: int, /) -> Found:
         return self._faiss.knn(vectors, self._vectors, topk, metric=self._faiss.METRIC_INNER_PRODUCT)
+
+
+def check_dimensions(encoder: Encoder, name: str, dim: int, index: str | Path) -> None:
+    """Refuse an encoder whose vectors are not the index's."""
+    if encoder.dim != dim:
+        raise ConfigError(
+            f"SearchQAEnv: the encoder must have the index's {dim} dimensions; got {encoder.dim} from {name!r}. "
+            f"Name the encoder that built {str(index)!r}."
+        )
 
 
 def build_dense(corpus: Path, folder: Path, report: Report, *, kind: str, encoder: str, device: str | None) -> int:
@@ -141,7 +147,7 @@ def build_dense(corpus: Path, folder: Path, report: Report, *, kind: str, encode
     raw, count = folder / "vectors.tmp", 0
     texts = copy_passages(corpus, folder, report)
     with open(raw, "wb") as file:
-        while batch := list(itertools.islice(texts, PASSAGES_PER_BATCH)):
+        while batch := list(itertools.islice(texts, TEXTS_PER_BATCH)):
             file.write(model.encode_passages(batch).tobytes())
             count += len(batch)
     vectors = np.memmap(raw, np.float32, "r", shape=(count, model.dim))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+import os
 from typing import Any
 
 from rllm_gym.envs.searchqa.retrievers import Passage, need
+from rllm_gym.envs.searchqa.retrievers.batching import Batcher
 from rllm_gym.errors import ConfigError, EnvError
 
-MAX_BATCH = 256  # queries in one request
 _RETRY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -20,8 +18,8 @@ class HttpRetriever:
         POST url  {"queries": [text, ...], "topk": k, "return_scores": true}
         answer    {"result": [[{"document": {"contents": ...}, "score": ...}, ...], ...]}
 
-    Queries that several threads ask while a request is under way go together in the next one. Connection failures and
-    the statuses 408, 425, 429 and 5xx are tried again, waiting twice as long each time.
+    Queries that several threads ask while a request is under way go together in the next one (`Batcher`). Connection
+    failures and the statuses 408, 425, 429 and 5xx are tried again, waiting twice as long each time.
 
     Source: Jin et al. 2025, arXiv:2503.09516 (search_r1/search/retrieval_server.py).
 
@@ -30,13 +28,20 @@ class HttpRetriever:
         timeout_s: for each attempt to connect and to read.
         num_attempts: attempts in all.
         first_wait_s: between the first and the second attempt.
+        token: bearer token that the server asks for; None reads `RLLM_GYM_TOKEN`.
 
     Raises:
         ConfigError: no url, or one that is not http(s).
     """
 
     def __init__(
-        self, url: str | None, *, timeout_s: float = 30.0, num_attempts: int = 5, first_wait_s: float = 0.5
+        self,
+        url: str | None,
+        *,
+        timeout_s: float = 30.0,
+        num_attempts: int = 5,
+        first_wait_s: float = 0.5,
+        token: str | None = None,
     ) -> None:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise ConfigError(
@@ -49,42 +54,15 @@ class HttpRetriever:
         self._timeout_s = timeout_s
         self._session = self._requests.Session()
         self._session.trust_env = False
+        if token := token or os.environ.get("RLLM_GYM_TOKEN"):
+            self._session.headers["Authorization"] = f"Bearer {token}"
         self._retry = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(num_attempts),
             wait=tenacity.wait_exponential(multiplier=first_wait_s, max=30),  # no jitter: it draws from `random`
             retry=tenacity.retry_if_exception(self._is_passing),
             reraise=True,
         )
-        self._sending = threading.Lock()
-        self._waiting_lock = threading.Lock()
-        self._waiting: list[tuple[str, int, Future[list[Passage]]]] = []
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        mine: list[Future[list[Passage]]] = [Future() for _ in queries]
-        with self._waiting_lock:
-            self._waiting += [(query, topk, future) for query, future in zip(queries, mine, strict=True)]
-        # Whoever gets the lock sends what waits, its own queries or others'.
-        while not all(future.done() for future in mine):
-            with self._sending:
-                if not all(future.done() for future in mine):
-                    self._send_next()
-        return [future.result() for future in mine]
-
-    def _send_next(self) -> None:
-        with self._waiting_lock:
-            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-        try:
-            results = self._ask([query for query, _, _ in batch], max(k for _, k, _ in batch))
-        except BaseException as e:
-            # An interrupt ends this thread; the others must not wait for it for ever.
-            error = e if isinstance(e, EnvError) else EnvError(f"{self._who}: the request ended with {e!r}.")
-            for _, _, future in batch:
-                future.set_exception(error)
-            if error is not e:
-                raise
-            return
-        for (_, k, future), passages in zip(batch, results, strict=True):
-            future.set_result(passages[:k])
+        self.search = Batcher(self._ask, self._who)
 
     def _ask(self, queries: list[str], topk: int) -> list[list[Passage]]:
         body = {"queries": queries, "topk": topk, "return_scores": True}

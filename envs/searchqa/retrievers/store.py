@@ -58,7 +58,10 @@ def copy_passages(corpus: Path, folder: Path, report: Report) -> Iterator[str]:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            contents = _contents(line, corpus, number)
+            try:
+                contents = read_contents(line)
+            except ValueError as e:
+                raise ConfigError(f"index: line {number} of the corpus {corpus} {e}. Correct it.") from e
             offset += passages.write(json.dumps(contents, ensure_ascii=True).encode() + b"\n")
             offsets.write(np.int64(offset).tobytes())
             count += 1
@@ -70,7 +73,12 @@ def copy_passages(corpus: Path, folder: Path, report: Report) -> Iterator[str]:
     report("reading", total, total)
 
 
-def _contents(line: bytes, corpus: Path, number: int) -> str:
+def read_contents(line: bytes) -> str:
+    """Return the text of a passage from its line: `contents`, or title and text as wiki-18 joins them.
+
+    Raises:
+        ValueError: no such line; the message says what it must be and what it is.
+    """
     try:
         row = json.loads(line)
         contents = row["contents"] if "contents" in row else f'"{row["title"]}"\n{row["text"]}'
@@ -78,9 +86,8 @@ def _contents(line: bytes, corpus: Path, number: int) -> str:
             raise TypeError("contents must be text")
         return contents
     except (ValueError, KeyError, TypeError) as e:
-        raise ConfigError(
-            f'index: a line of the corpus must be {{"contents": ...}} or {{"title": ..., "text": ...}}; got '
-            f"{line[:80]!r} in line {number} of {corpus} ({type(e).__name__}: {e}). Correct it."
+        raise ValueError(
+            f'must be {{"contents": ...}} or {{"title": ..., "text": ...}}; got {line[:80]!r} ({type(e).__name__}: {e})'
         ) from e
 
 
