@@ -146,6 +146,8 @@ class Stream:
     """One agent's token stream in one episode: observation 0, action 0, observation 1, ..., final observation.
 
     `final_observation_ids` are what was added after the last completion, without what a rewritten history repeats.
+    `role` is what the agent plays, such as a seat that agents take in turns: `info["role"]` if the environment says it,
+    else the agent's name.
     """
 
     agent_id: str
@@ -153,6 +155,10 @@ class Stream:
     turns: list[Turn] = field(default_factory=list)
     final_observation_ids: TokenIds = field(default_factory=lambda: np.zeros(0, np.int64))
     messages: list[Message] = field(default_factory=list)
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        self.role = self.role or self.agent_id
 
     @property
     def total_reward(self) -> float:
@@ -210,6 +216,7 @@ class Episode:
             self.info[agent_id] = stored
         if stream := self.streams.get(agent_id):
             stream.messages = info.get("messages", stream.messages)
+            stream.role = info.get("role", stream.role)
             if stream.turns:
                 stream.turns[-1].take_info(info)
 
@@ -264,7 +271,8 @@ class Sample:
             the log-probability of all tokens under the frozen reference.
         episode: names the episode among those of a train step; "" for a sample that stands for itself.
         part: counts the contexts of one agent's episode.
-        agent, module: who acted, and which RLModule is trained on it.
+        agent, role, module: who acted, as what, and which RLModule is trained on it.
+        others_return: what the other agents of the episode have earned.
         is_terminated: the environment ended the episode, as opposed to a horizon or a full context.
         is_overlong: the episode ended because its context was full.
         is_success: the environment said so.
@@ -289,7 +297,9 @@ class Sample:
     episode: str = ""
     part: int = 0
     agent: str = AGENT
+    role: str = AGENT
     module: str = DEFAULT_MODULE
+    others_return: float = 0.0
     is_terminated: bool = True
     is_overlong: bool = False
     is_success: bool = False

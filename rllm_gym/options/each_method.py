@@ -120,7 +120,29 @@ class PolicyGradientOptions(CommonOptions):
     ] = 0
 
 
-class GRPOOptions(PolicyGradientOptions):
+class GroupRelativeOptions(PolicyGradientOptions):
+    """Options of the methods that compare the episodes of a group."""
+
+    advantage: Annotated[
+        Literal["agent", "agent_turn", "joint", "role"],
+        Doc(
+            "what a return is compared with, where several agents act: `agent`, those of the same agent in the task's "
+            "other episodes (Dr. MAS, Feng et al. 2026, arXiv:2602.08847); `agent_turn`, the same turn by turn "
+            "(AT-GRPO, arXiv:2510.11062); `joint`, the sum of all agents' returns with the other episodes' sums "
+            "(MAGRPO, arXiv:2508.04652); `role`, a moving average of the role's returns, without a group (SPIRAL, "
+            "arXiv:2506.24119)."
+        ),
+    ] = "agent"
+    role_decay: Annotated[
+        Fraction, Doc("of `advantage: role`: how much of the moving average stays when a return is added.")
+    ] = 0.95
+    step_gamma: Annotated[
+        Fraction,
+        Doc("discount per turn of the returns that turns are compared by (`advantage: agent_turn`, `step_weight`)."),
+    ] = 0.95
+
+
+class GRPOOptions(GroupRelativeOptions):
     """GRPO's own options."""
 
     clip_high = 0.28
@@ -135,7 +157,6 @@ class GRPOOptions(PolicyGradientOptions):
             "all turns the episode's."
         ),
     ] = 0.0
-    step_gamma: Annotated[Fraction, Doc("discount per turn of the returns that such turns are compared by.")] = 0.95
     preset: Annotated[
         Literal["grpo", "dr_grpo", "dapo", "gspo", "gigpo"] | None,
         Doc(
@@ -190,7 +211,7 @@ class PPOOptions(PolicyGradientOptions):
     ] = 0.2
 
 
-class RLOOOptions(PolicyGradientOptions):
+class RLOOOptions(GroupRelativeOptions):
     """RLOO's defaults."""
 
     kl_in = "reward"
