@@ -185,21 +185,22 @@ class PPOOptions(PolicyGradientOptions):
         ),
     ] = "never"
     critic: Annotated[
-        Literal["separate", "shared"],
+        Literal["separate", "shared", "centralised"],
         Doc(
             "`separate` is a module of its own (`<policy>_critic`), begun from `base_model`, which only learners hold; "
-            "`shared` is a value head on the policy's backbone."
+            "`shared` is a value head on the policy's backbone; `centralised` is one for all policies "
+            "(`centralised_critic`), which reads what all agents of an episode have read and written."
         ),
     ] = "separate"
-    critic_lr: Annotated[NonNegative, Doc("learning rate of the separate critic.")] = 1e-5
+    critic_lr: Annotated[NonNegative, Doc("learning rate of a critic that is not shared.")] = 1e-5
     critic_epochs: Annotated[
-        Count, Doc("passes of the separate critic over a train step's samples; `num_epochs` are the policy's.")
+        Count, Doc("passes of a critic that is not shared over a train step's samples; `num_epochs` are the policy's.")
     ] = 1
     critic_deepspeed: Annotated[
         dict,
         Doc(
-            "merged over `deepspeed` for the separate critic, which takes no `optimizer` and no `scheduler` from "
-            "there: they are the policy's."
+            "merged over `deepspeed` for a critic that is not shared, which takes no `optimizer` and no `scheduler` "
+            "from there: they are the policy's."
         ),
     ] = {}
     critic_warmup_steps: Annotated[

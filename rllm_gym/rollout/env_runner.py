@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -77,10 +77,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         model = str(resolve_base_model(config.base_model))
         vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
-        self.environments, self._params = config.environments, config.sampling_params
+        self.environments = config.environments
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_env(environment, self.chat).close()
         for module_id in self._module_ids():
+            self._check_tokenizer(module_id)
             self.engines[module_id] = self._make_engine(module_id)
         self._notices = NoticeHandler(f"EnvRunner {self.worker_index}")
         waiting.logger.addHandler(self._notices)
@@ -91,7 +92,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             on_start=self.episode_callbacks.episode_started if self.episode_callbacks else None,
             num_envs=config.num_envs_per_env_runner,
             num_env_workers=config.num_env_workers,
-            params=self._params,
+            params=self._params_of(config.sampling_params),
+            max_turns=config.max_turns,
             max_model_len=config.max_model_len,
             env_timeout_s=config.env_timeout_s,
             episode_timeout_s=config.episode_timeout_s,
@@ -114,6 +116,26 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if not self.config.is_multi_agent:
             return DEFAULT_MODULE_ID
         return self.config.policy_mapping_fn(agent_id, episode)
+
+    def _check_tokenizer(self, module_id: str) -> None:
+        model = self._base_model(module_id)
+        if model == str(resolve_base_model(self.config.base_model)):
+            return
+        if ChatTokenizer(model, self.config.chat_template).tokenizer.get_vocab() != self.chat.tokenizer.get_vocab():
+            raise ConfigError(
+                f"policy {module_id!r}: all policies of a run must have the same tokenizer, which the environments "
+                f"write with; got {model!r} beside {self.config.base_model!r}. Choose models of one family."
+            )
+
+    def _params_of(self, params: SamplingParams) -> dict[str, SamplingParams]:
+        """Return how each module samples: some may write longer turns than others."""
+        lengths = self.config.algorithm_config_overrides_per_module
+        return {
+            module_id: replace(
+                params, max_new_tokens=lengths.get(module_id, {}).get("max_new_tokens", params.max_new_tokens)
+            )
+            for module_id in self.engines
+        }
 
     def _base_model(self, module_id: str) -> str:
         spaces = dict.fromkeys(self._module_ids(), (self._space, self._space))
@@ -216,7 +238,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                     f"{environment.name}: an agent whose context is not full needs a horizon: nothing else bounds "
                     "its episodes; got none. Set max_episode_steps or scaling_inter."
                 )
-        self.loop.submit(groups, max_episode_steps=horizons, params=params or self._params)
+        self.loop.submit(
+            groups, max_episode_steps=horizons, params=self._params_of(params or self.config.sampling_params)
+        )
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
         episodes = [episode for group in finished for episode in group.episodes]

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
@@ -14,7 +15,7 @@ from ray.util.debug import log_once
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import Keep
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
@@ -72,6 +73,26 @@ class LLMConfig(StrictConfig, CommonOptions):
         settings = {name: getattr(self, name) for name in names}
         settings["has_entropy_gradient"] = getattr(self, "entropy_coeff", 0.0) > 0
         return super()._model_config_auto_includes | settings
+
+    @override(AlgorithmConfig)
+    def get_multi_rl_module_spec(self, **kwargs: Any) -> MultiRLModuleSpec:
+        """Return RLlib's specification, in which policies have their own models and adapters."""
+        spec = super().get_multi_rl_module_spec(**kwargs)
+        for policy_id in self.algorithm_config_overrides_per_module.keys() & spec.rl_module_specs.keys():
+            policy = spec.rl_module_specs[policy_id]
+            own = {name: self.option_of(policy_id, name) for name in ("base_model", "lora")}
+            policy.model_config = {**policy.model_config, **own}
+        return spec
+
+    def option_of(self, policy_id: str, name: str) -> Any:
+        """Return an option as one policy has it."""
+        return self.algorithm_config_overrides_per_module.get(policy_id, {}).get(name, getattr(self, name))
+
+    @property
+    def max_turns(self) -> dict[str, int]:
+        """The horizons of policies that have one of their own, in turns of their agents."""
+        own = self.algorithm_config_overrides_per_module
+        return {name: of["max_episode_steps"] for name, of in own.items() if "max_episode_steps" in of}
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -147,6 +168,11 @@ class LLMConfig(StrictConfig, CommonOptions):
             raise ConfigError(f"{who}: {ONLY_PLAYS[self.engine]}")
         if self.learns_from_its_trajectories and self.keep_episodes != "all":
             raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
+        for policy_id in self.algorithm_config_overrides_per_module.keys() - set(self.policies):
+            raise ConfigError(
+                f"{who}: algorithm_config_overrides_per_module is for policies of the run; got {policy_id!r}. "
+                f"Did you mean {nearest(policy_id, self.policies)!r}?"
+            )
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import numpy as np
 import pytest
+import torch
 from ray.tune.registry import register_env
 
+from rllm_gym.errors import ConfigError
 from tests.envs.toy_multi_agent import TakeAway
 from tests.wiring import harness
 from tests.wiring.harness import run
@@ -98,3 +101,89 @@ def test_turns_are_compared_with_the_same_agents_turns_of_that_number(tiny_model
                 expected = returns[sample.episode, sample.agent] - mean
                 assert sample.advantage[end] == pytest.approx(expected, abs=1e-6)
     assert len(num_turns) > 1
+
+
+def by_player(agent_id, episode, **_):
+    return {"player_0": "left", "player_1": "right"}[agent_id]
+
+
+POLICIES = {"policies": {"left", "right"}, "policy_mapping_fn": by_player}
+
+
+def test_policies_have_models_adapters_learning_rates_and_horizons_of_their_own(tiny_model, other_model):
+    own = {
+        "left": {"lr": 2e-3, "max_new_tokens": 9},
+        "right": {"base_model": str(other_model), "lora": {"r": 4}, "max_episode_steps": 1},
+    }
+    options = {**GAME, **POLICIES, "algorithm_config_overrides_per_module": own, "kl_coeff": 0.1}
+    with run(tiny_model, **options, filter_groups="off") as found:
+        engines, learner = found.runner.engines, found.learner
+        assert [engines[name].model for name in ("left", "right")] == [str(tiny_model), str(other_model)]
+        lengths = {name: {params.max_new_tokens for params in engines[name].params} for name in engines}
+        assert lengths == {"left": {9}, "right": {24}}
+        rates = [learner.engines[name].basic_optimizer.param_groups[0]["lr"] for name in ("left", "right")]
+        assert rates == [2e-3, 1e-3]
+        trained = {n for n, p in learner.module["right"].named_parameters() if p.requires_grad}
+        assert trained
+        assert all("lora_" in name for name in trained)
+        assert all(parameter.requires_grad for parameter in learner.module["left"].parameters())
+        turns = [
+            [len(s.turns) for s in e.streams.values() if s.module_id == "right"] for e in found.algo.sampled.played
+        ]
+        assert max(map(max, filter(None, turns))) == 1
+        ended = {e.end_reason for e in found.algo.sampled.played}
+        assert ended == {"horizon", "terminated"}
+        assert found.results[-1]["learners"]["right"]["ref_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_an_option_of_an_unknown_policy_and_an_unknown_option_of_a_policy_are_refused(tiny_model):
+    for own, message in (
+        ({"leftt": {"lr": 1.0}}, "policies of the run; got 'leftt'. Did you mean 'left'?"),
+        ({"left": {"temperature": 1.0}}, "algorithm_config_overrides_per_module must be a mapping"),
+    ):
+        with (
+            pytest.raises(ConfigError, match=re.escape(message)),
+            run(tiny_model, **GAME, **POLICIES, algorithm_config_overrides_per_module=own),
+        ):
+            pass
+
+
+@pytest.mark.parametrize("policies", [{}, {**POLICIES, "policies_to_train": ["left"]}])
+def test_a_centralised_critic_reads_all_agents_and_values_each_ones_tokens(tiny_model, policies):
+    options = {**GAME, **policies, "method": "PPO", "groups_per_step": 6, "critic_lr": 1e-2, "critic_epochs": 2}
+    with run(tiny_model, **options, critic="centralised") as found:
+        algo, modules = found.algo, dict(found.learner.module.items())
+        critic = modules.pop("centralised_critic")
+        shared = {id(p) for p in critic.parameters()} & {id(p) for m in modules.values() for p in m.parameters()}
+        assert not shared
+        metrics = found.results[-1]["learners"]["centralised_critic"]
+        assert metrics["num_sampled_tokens_trained"] == sum(int((s.weight != 0).sum()) for s in found.trained)
+        assert {"vf_loss", "gradient_norm"} <= set(metrics)
+        assert not {"kl", "entropy"} & set(metrics)
+        # The values of its second step, against the critic by itself on what all agents have read and written.
+        played = algo.sampled.played
+        samples = algo._samples_of(played)
+        algo._score_for_advantage(samples, played)
+        assert {s.module for s in samples} == ({"left"} if policies else {"default_policy"})
+        num_joint = 0
+        for sample in samples:
+            episode = next(e for e in played if e.episode_id == sample.episode)
+            turns = sorted(
+                ((t.env_step, a, t) for a, s in episode.streams.items() for t in s.turns), key=lambda x: x[0]
+            )
+            num_joint += len(episode.streams) > 1
+            text, expected = [], []
+            for _, agent, turn in turns:
+                begin = len(text) + len(turn.observation_ids)
+                text += [*turn.observation_ids, *turn.action_ids]
+                if agent == sample.agent:
+                    expected += range(begin - 1, len(text) - 1)  # the value of what comes before each token
+            with torch.no_grad():
+                hidden = critic.bare_lm(input_ids=torch.tensor([text])).last_hidden_state[0]
+                value = critic.value_head(hidden)[:, 0].numpy()
+            assert sample.value[sample.weight != 0] == pytest.approx(value[expected], abs=1e-5)
+            assert np.abs(value[expected]).max() > 1e-4
+            # And the policy is trained on its own agent's tokens alone.
+            own = [i for t in episode.streams[sample.agent].turns for i in (*t.observation_ids, *t.action_ids)]
+            assert sample.tokens.tolist() == own
+        assert num_joint > 3
