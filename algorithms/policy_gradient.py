@@ -31,6 +31,7 @@ from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
 from rllm_gym.learner.rl_module import load_language_model, logps_of, read
 from rllm_gym.training.algorithm import LLMAlgorithm
+from rllm_gym.training.failures import check_failures
 from rllm_gym.training.rollouts import Rollouts, samples_of
 from rllm_gym.types import Episode, Sample, TaskGroup
 
@@ -79,6 +80,7 @@ class PolicyGradient(LLMAlgorithm):
         self._scores_for_advantage, self._scores_for_loss = config.scores_for_advantage, config.scores_for_loss
         self._max_tokens_to_bootstrap = config.max_tokens_to_bootstrap
         self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
+        self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
         super().setup(config)
 
     @override(Algorithm)
@@ -114,7 +116,7 @@ class PolicyGradient(LLMAlgorithm):
             played, failed = self.sample(groups, max_episode_steps=self.horizons)
             self.sampled.played += played
             self.sampled.failed += failed
-            self.check_failures(played, failed)
+            check_failures(self, played, failed)
             self._assess(played)
             num_missing = config.groups_per_step - self.sampled.num_kept_tasks
             if num_missing == 0:

@@ -19,7 +19,7 @@ AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
 # Keys of an environment's info that an episode keeps elsewhere: copies of the whole conversation in every record would
 # grow quadratically.
-NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens", "move")
+NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens", "moves")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SamplingParams:
 class CompletionRequest:
     """A prompt for an engine. Sampling stops after one of `stop_ids`, which is part of the completion.
 
-    `messages` say the same as `prompt_ids`, for engines that speak text; `move` is for `rllm_gym.rollout.opponents`.
+    `messages` say the same as `prompt_ids`, for engines that speak text; `moves` are for `rllm_gym.rollout.opponents`.
     """
 
     request_id: str
@@ -67,7 +67,7 @@ class CompletionRequest:
     params: SamplingParams
     seed: int
     messages: Sequence[Message] = ()
-    move: str = ""
+    moves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

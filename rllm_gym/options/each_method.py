@@ -14,6 +14,14 @@ from rllm_gym.options.every_method import CommonOptions
 class PolicyGradientOptions(CommonOptions):
     """Options of every method that reinforces the tokens it sampled."""
 
+    opponents: Annotated[
+        dict,
+        Doc(
+            "who plays an agent, in environments of several: `{player_1: self | random | expert | {frozen: CHECKPOINT} "
+            "| {pool: {every: n, size: m, sampling: uniform | latest | hardest}}}`; `self` is the policy that learns. "
+            "See [Opponents](opponents.md)."
+        ),
+    ] = {}
     clip_low: Annotated[NonNegative, Doc("how far the probability ratio may fall below 1.")] = 0.2
     clip_high: Annotated[NonNegative, Doc("how far it may rise above 1.")] = 0.2
     dual_clip: Annotated[

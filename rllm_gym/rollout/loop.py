@@ -254,7 +254,7 @@ class RolloutLoop:
         for agent_id, info in step.infos.items():
             episode.take_info(agent_id, info, is_only_agent=not env.is_multi_agent)
             play.prompts[agent_id] = info.get("context_messages", info.get("messages", []))
-            play.moves[agent_id] = info.get("move", "")
+            play.moves[agent_id] = info.get("moves", ())
             play.num_repeated[agent_id] = info.get("num_repeated_tokens", 0)
             if play.num_repeated[agent_id]:
                 play.contexts[agent_id] = []
@@ -291,7 +291,7 @@ class RolloutLoop:
                 params=play.params[stream.module_id],
                 seed=seed_of(*play.episode.group.key, play.episode.member, agent_index, len(stream.turns)),
                 messages=play.prompts.get(agent_id, ()),
-                move=play.moves.get(agent_id, ""),
+                moves=play.moves.get(agent_id, ()),
             )
             self._requests[request.request_id] = Request(play, stream, engine.policy_version)
             engine.submit(request)

@@ -29,7 +29,7 @@ class Play:
     yet, `prompts` both as text, `actions` what has been sampled for the coming environment step. Where an agent's
     history was rewritten, its context begins anew: `samples` counts them, and `num_repeated` are the tokens at the
     beginning of the observation that only repeat what was said before. `moves` are what the environment says that an
-    opponent does that is no language model. `asked_s` is when the environment or the engine
+    opponent may do that is no language model. `asked_s` is when the environment or the engine
     was asked last.
     """
 
@@ -46,7 +46,7 @@ class Play:
     actions: dict[str, TokenIds] = field(default_factory=dict)
     early_rewards: dict[str, float] = field(default_factory=dict)
     prompts: dict[str, list[Message]] = field(default_factory=dict)
-    moves: dict[str, str] = field(default_factory=dict)
+    moves: dict[str, tuple[str, ...]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     num_repeated: dict[str, int] = field(default_factory=dict)
 

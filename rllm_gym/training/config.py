@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
@@ -13,6 +14,8 @@ from ray.rllib.utils.annotations import override
 from ray.util.debug import log_once
 
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
+from rllm_gym.callbacks.opponent_pool import Opponent, opponents_of
+from rllm_gym.callbacks.opponents import Opponents
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import Keep
 from rllm_gym.errors import ConfigError, nearest
@@ -89,6 +92,15 @@ class LLMConfig(StrictConfig, CommonOptions):
         return self.algorithm_config_overrides_per_module.get(policy_id, {}).get(name, getattr(self, name))
 
     @property
+    def opponent_specs(self) -> dict[str, Opponent]:
+        """Who plays each agent that is not the learner's."""
+        return opponents_of(getattr(self, "opponents", None))
+
+    def policy_of(self, agent_id: str) -> str:
+        """Return the policy of the run that plays an agent, or whose earlier selves do."""
+        return str(cast(Any, self.policy_mapping_fn)(agent_id, None)) if self.is_multi_agent else DEFAULT_MODULE_ID
+
+    @property
     def max_turns(self) -> dict[str, int]:
         """The horizons of policies that have one of their own, in turns of their agents."""
         own = self.algorithm_config_overrides_per_module
@@ -152,8 +164,8 @@ class LLMConfig(StrictConfig, CommonOptions):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         callbacks: list[type] = force_list(self.callbacks_class)
-        if ScalingInter not in callbacks:
-            self.callbacks(callbacks_class=[ScalingInter, *callbacks])
+        if missing := [callback for callback in (ScalingInter, Opponents) if callback not in callbacks]:
+            self.callbacks(callbacks_class=[*missing, *callbacks])
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")  # RLlib's notice to those who come from the old stack
         super().validate()
         if self.in_evaluation:  # RLlib's copy for runners of its own, which there are none of
@@ -168,6 +180,9 @@ class LLMConfig(StrictConfig, CommonOptions):
             raise ConfigError(f"{who}: {ONLY_PLAYS[self.engine]}")
         if self.learns_from_its_trajectories and self.keep_episodes != "all":
             raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
+        for agent_id, opponent in self.opponent_specs.items():
+            if opponent.kind != "self" and (name := opponent.module_of(agent_id)) in self.policies:
+                raise ConfigError(f"{who}: no policy may have the name of an opponent; got {name!r}. Rename it.")
         for policy_id in self.algorithm_config_overrides_per_module.keys() - set(self.policies):
             raise ConfigError(
                 f"{who}: algorithm_config_overrides_per_module is for policies of the run; got {policy_id!r}. "

@@ -322,6 +322,7 @@ ELSEWHERE = {
     "policies": "tests/algorithms/test_grpo.py",
     "policy_mapping_fn": "tests/algorithms/test_grpo.py",
     "policies_to_train": "tests/algorithms/test_grpo.py",
+    "opponents": "tests/wiring/test_opponents.py",
     "algorithm_config_overrides_per_module": "tests/wiring/test_multi_agent.py",
     "skip_non_finite_steps": "tests/learner/test_non_finite.py",
     "env_runner_restore_timeout_s": "tests/training/test_replay.py",
