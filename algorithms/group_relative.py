@@ -51,7 +51,7 @@ class GroupRelative(PolicyGradient):
     def advantage(self, rollouts: Rollouts) -> torch.Tensor:
         group_N, return_N = rollouts.group_N, self.returns(rollouts)
         match self.config.advantage:
-            case "agent":  # for a group holds the episodes of one agent
+            case "agent":  # for a group holds the episodes of one role
                 return self.compare(return_N, group_N)
             case "joint":
                 return joint_advantage(return_N, rollouts.others_return_N, group_N, compare=self.compare)

@@ -46,14 +46,14 @@ class Sampled:
     failed: list[Episode] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     trained: list[Sample] = field(default_factory=list)
-    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, agent) to the samples' `group`
+    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, role) to the samples' `group`
     tasks: list[TaskGroup] = field(default_factory=list)  # by the samples' `group`
 
-    def group_of(self, task: TaskGroup, agent_id: str) -> int:
-        if (task, agent_id) not in self.numbers:
-            self.numbers[task, agent_id] = len(self.tasks)
+    def group_of(self, task: TaskGroup, role: str) -> int:
+        if (task, role) not in self.numbers:
+            self.numbers[task, role] = len(self.tasks)
             self.tasks.append(task)
-        return self.numbers[task, agent_id]
+        return self.numbers[task, role]
 
     @property
     def num_kept_tasks(self) -> int:

@@ -267,7 +267,7 @@ class Sample:
             each sampled token. None where a method needs none.
         value_target: float32 [T], what the critic learns.
         final_value: the critic's value after the last token, for what bootstraps from it.
-        group: samples of one group (one agent's, of one task) are compared with each other.
+        group: samples of one group (one role's, of one task) are compared with each other.
         pair: of the two samples of a preference pair; -1 for none. `is_chosen` tells them apart, and `ref_logp_sum` is
             the log-probability of all tokens under the frozen reference.
         episode: names the episode among those of a train step; "" for a sample that stands for itself.

@@ -24,7 +24,7 @@ def joint_advantage(
     Args:
         return_N: float, what the row's agent has earned.
         others_return_N: float, what all other agents of its episode have earned.
-        group_N: int, which group each row belongs to: one agent's rows of one task.
+        group_N: int, which group each row belongs to: one role's rows of one task.
         compare: (returns, groups) to advantages, such as `group_relative_advantage`.
     """
     return compare(return_N + others_return_N, group_N)

@@ -134,7 +134,7 @@ class GroupRelativeOptions(PolicyGradientOptions):
     advantage: Annotated[
         Literal["agent", "agent_turn", "joint", "role"],
         Doc(
-            "what a return is compared with, where several agents act: `agent`, those of the same agent in the task's "
+            "what a return is compared with, where several agents act: `agent`, those of the same role in the task's "
             "other episodes (Dr. MAS, Feng et al. 2026, arXiv:2602.08847); `agent_turn`, the same turn by turn "
             "(AT-GRPO, arXiv:2510.11062); `joint`, the sum of all agents' returns with the other episodes' sums "
             "(MAGRPO, arXiv:2508.04652); `role`, a moving average of the role's returns, without a group (SPIRAL, "

@@ -27,7 +27,7 @@ def samples_of(
     """Return the samples of an episode: one for each context of each agent that has acted.
 
     Args:
-        group_of: an agent's group among those of the train step.
+        group_of: the group, among those of the train step, of what an agent plays in this task.
         invalid_action_penalty: taken off the reward of every turn whose action the environment called invalid.
         max_tokens: append the final observation of a truncated episode, up to so many tokens in all, for a critic to
             bootstrap from; None leaves it out.
@@ -48,7 +48,7 @@ def samples_of(
                 Sample.of_turns(
                     [replace(t, reward=t.reward - invalid_action_penalty * t.is_invalid_action) for t in context],
                     final_observation_ids=final_ids,
-                    group=group_of(stream.agent_id),
+                    group=group_of(stream.role),
                     episode=episode.episode_id,
                     part=part,
                     agent=stream.agent_id,

@@ -28,16 +28,16 @@ def returns_of(played):
     return {(episode.episode_id, agent): s.total_reward for episode in played for agent, s in episode.streams.items()}
 
 
-def test_an_agents_return_is_compared_with_its_own_in_the_other_episodes(tiny_model):
+def test_a_return_is_compared_with_those_of_the_same_role_in_the_other_episodes(tiny_model):
     with run(tiny_model, **GAME, filter_groups="off", normalize_std=False) as found:
         groups = defaultdict(list)
         for episode in found.algo.sampled.played:
             for agent, stream in episode.streams.items():
-                groups[episode.group.key, agent].append((episode.episode_id, stream.total_reward))
+                groups[episode.group.key, stream.role].append((episode.episode_id, agent, stream.total_reward))
         expected = {
-            (episode_id, agent): value - np.mean([v for _, v in group])
-            for (_, agent), group in groups.items()
-            for episode_id, value in group
+            (episode_id, agent): value - np.mean([v for _, _, v in group])
+            for group in groups.values()
+            for episode_id, agent, value in group
         }
         got = {(sample.episode, sample.agent): sample.advantage[sample.weight > 0] for sample in found.trained}
     assert got.keys() == expected.keys()
@@ -52,11 +52,11 @@ def test_a_team_is_compared_by_the_sum_of_its_returns(tiny_model):
         team = {episode.episode_id: sum(s.total_reward for s in episode.streams.values()) for episode in played}
         groups = defaultdict(list)
         for episode in played:
-            for agent in episode.streams:
-                groups[episode.group.key, agent].append(team[episode.episode_id])
+            for stream in episode.streams.values():
+                groups[episode.group.key, stream.role].append(team[episode.episode_id])
         tasks = {episode.episode_id: episode.group.key for episode in played}
         for sample in found.trained:
-            expected = team[sample.episode] - np.mean(groups[tasks[sample.episode], sample.agent])
+            expected = team[sample.episode] - np.mean(groups[tasks[sample.episode], sample.role])
             assert sample.advantage[sample.weight > 0] == pytest.approx(expected, abs=1e-6)
     assert set(team.values()) == {0.0, -1.0}  # the other one never acts where the first move is illegal
 
@@ -87,9 +87,9 @@ def test_turns_are_compared_with_the_same_agents_turns_of_that_number(tiny_model
     with run(tiny_model, **GAME, **options) as found:
         groups = defaultdict(list)
         for episode in found.algo.sampled.played:
-            for agent, stream in episode.streams.items():
+            for stream in episode.streams.values():
                 for k in range(len(stream.turns)):
-                    groups[episode.group.key, agent, k].append(stream.total_reward)  # earned at the end alone
+                    groups[episode.group.key, stream.role, k].append(stream.total_reward)  # earned at the end alone
         tasks = {episode.episode_id: episode.group.key for episode in found.algo.sampled.played}
         returns = returns_of(found.algo.sampled.played)
         num_turns = set()
@@ -97,7 +97,7 @@ def test_turns_are_compared_with_the_same_agents_turns_of_that_number(tiny_model
             ends = np.flatnonzero(sample.is_turn_end)
             num_turns.add(len(ends))
             for k, end in enumerate(ends):
-                mean = np.mean(groups[tasks[sample.episode], sample.agent, k])
+                mean = np.mean(groups[tasks[sample.episode], sample.role, k])
                 expected = returns[sample.episode, sample.agent] - mean
                 assert sample.advantage[end] == pytest.approx(expected, abs=1e-6)
     assert len(num_turns) > 1
