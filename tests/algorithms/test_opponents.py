@@ -17,10 +17,9 @@ POOL = {"opponents": {"player_1": {"pool": {"every": 1, "size": 2, "sampling": "
 
 
 def config_of(base_model, **options):
-    return toy_config(
-        base_model, "take_away", env_config={"swap_seats": True}, max_episode_steps=None, group_size=8,
-        groups_per_step=4, advantage="role", filter_groups="off", **options,
-    )  # fmt: skip
+    game = {"env_config": {"swap_seats": True, "is_lenient": True}, "max_episode_steps": None}
+    sizes = {"group_size": 8, "groups_per_step": 4}
+    return toy_config(base_model, "take_away", **game, **sizes, advantage="role", filter_groups="off", **options)
 
 
 def opponent_versions(played):

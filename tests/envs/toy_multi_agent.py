@@ -98,11 +98,12 @@ class TakeAway(TextMultiAgentEnv):
 
     Args:
         swap_seats: player_1 begins where the seed is odd.
+        is_lenient: every text is a move, for models that write anything: by its length.
     """
 
-    def __init__(self, *, swap_seats: bool = False) -> None:
+    def __init__(self, *, swap_seats: bool = False, is_lenient: bool = False) -> None:
         super().__init__(("player_0", "player_1"))
-        self.swap_seats = swap_seats
+        self.swap_seats, self.is_lenient = swap_seats, is_lenient
         self._pile, self._order, self._num_moves = 0, self.possible_agents, 0
 
     def reset(
@@ -120,6 +121,8 @@ class TakeAway(TextMultiAgentEnv):
     ) -> tuple[dict[str, str], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         [(mover, text)] = action_dict.items()
         other = self._order[1 - self._order.index(mover)]
+        if self.is_lenient:
+            text = str(max(1, min(len(text) % 3, self._pile)))
         is_legal = text in self._legal()
         self._num_moves += 1
         if is_legal:
