@@ -58,7 +58,7 @@ class SamplingParams:
 class CompletionRequest:
     """A prompt for an engine. Sampling stops after one of `stop_ids`, which is part of the completion.
 
-    `messages` say the same as `prompt_ids`, for engines that speak text; `moves` are for `rllm_gym.rollout.opponents`.
+    `messages` say the same as `prompt_ids`, for engines that speak text; `moves` are for scripted opponents.
     """
 
     request_id: str

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
 
 from rllm_gym.learner.rl_module import HiddenStates, LanguageModule, LLMModule, load_language_model, read
 from rllm_gym.models import resolve_base_model
@@ -81,6 +80,8 @@ class ActorCriticModule(LLMModule):
 
 def max_positions(base_model: str) -> float:
     """Return how many tokens a model reads at most; infinity where it does not say."""
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(str(resolve_base_model(base_model))).get_text_config()
     return getattr(config, "max_position_embeddings", None) or float("inf")
 

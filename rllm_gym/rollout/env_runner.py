@@ -31,8 +31,8 @@ from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
-from rllm_gym.rollout.opponents import SCRIPTED, MovePlayer
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
+from rllm_gym.rollout.scripted_opponents import SCRIPTED, MovePlayer
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
 

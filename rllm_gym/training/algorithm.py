@@ -207,8 +207,7 @@ class LLMAlgorithm(Algorithm):
     def log_episodes(self, played: list[Episode], failed: list[Episode]) -> dict[str, float]:
         """Log what stands under `env_runners/`, and return it."""
         statistics = episode_metrics(played, failed)
-        by_role = metrics_by_role(played)
-        self.metrics.log_dict({**statistics, "by_role": by_role}, key=ENV_RUNNER_RESULTS, window=1)
+        self.metrics.log_dict({**statistics, "by_role": metrics_by_role(played)}, key=ENV_RUNNER_RESULTS, window=1)
         if len(self.environments) > 1:
             by_env = metrics_by_env(played, failed, [spec.name for spec in self.environments])
             for name, of_env in by_env.items():

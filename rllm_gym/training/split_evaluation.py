@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
-from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.failures import check_failures
+from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.task_sampler import evaluation_groups
 from rllm_gym.types import Episode, SamplingParams
 
