@@ -1,6 +1,6 @@
 """The mathematics of the methods: pure functions over torch tensors that read like the papers.
 
-A method is an advantage (`advantages.py`; of several agents `multi_agent.py`), a loss per token (`losses.py`) and one
+A method is an advantage (`advantages.py`; of several agents `several_agents.py`), a loss per token (`losses.py`) and one
 `aggregate` of it.
 
 Shape letters: B rows (sequences), T tokens, N returns, U turns, G groups, K sampled tokens. Masks are bool, True where
@@ -33,12 +33,12 @@ from rllm_gym.algorithms.functional.losses import (
     negative_log_likelihood,
     probability_ratio,
 )
-from rllm_gym.algorithms.functional.multi_agent import joint_advantage, role_advantage
 from rllm_gym.algorithms.functional.rewards import (
     evolution_weight,
     kl_shaped_reward,
     soft_overlong_penalty,
 )
+from rllm_gym.algorithms.functional.several_agents import joint_advantage, role_advantage
 
 __all__ = [
     "KL_KINDS",
