@@ -18,6 +18,7 @@ from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError, TrajectoryError
 from rllm_gym.options.each_method import DPOOptions
+from rllm_gym.training.failures import check_failures
 from rllm_gym.training.sample_maker import SampleMaker, json_files, kind_of
 from rllm_gym.types import Sample
 
@@ -199,7 +200,7 @@ class DPO(OfflineAlgorithm):
             groups = self.task_sampler.groups(0, self.config.num_sampled_groups)
             played, failed = self.sample(groups, max_episode_steps=self.horizons)
             self.record(0, played + failed)
-            self.check_failures(played, failed)
+            check_failures(self, played, failed)
             self._sampled_path = str(self.trajectories_path)
         elif not Path(self._sampled_path).exists():
             raise RllmGymError(

@@ -9,8 +9,7 @@ import torch
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import group_relative_advantage, soft_overlong_penalty, step_group_advantage
-from rllm_gym.algorithms.policy_config import PolicyGradientConfig
-from rllm_gym.algorithms.policy_gradient import PolicyGradient
+from rllm_gym.algorithms.group_relative import GroupRelative, GroupRelativeConfig
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options.each_method import GRPOOptions
 from rllm_gym.training.rollouts import Rollouts
@@ -38,7 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class GRPOConfig(PolicyGradientConfig, GRPOOptions):
+class GRPOConfig(GroupRelativeConfig, GRPOOptions):
     """Configuration of GRPO.
 
     Source: Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300; `clip_high` above `clip_low`, `overlong_buffer`,
@@ -47,12 +46,10 @@ class GRPOConfig(PolicyGradientConfig, GRPOOptions):
     (GSPO), arXiv:2507.18071; `step_weight`: Feng et al. 2025 (GiGPO), arXiv:2505.10978.
     """
 
-    _needs_group = True
-
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or GRPO)
 
-    @override(PolicyGradientConfig)
+    @override(GroupRelativeConfig)
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "preset" and value is not None:
@@ -63,40 +60,56 @@ class GRPOConfig(PolicyGradientConfig, GRPOOptions):
             for option, preset_value in PRESETS[value].items():
                 setattr(self, option, preset_value)
 
-    @override(PolicyGradientConfig)
+    @override(GroupRelativeConfig)
     def in_order(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         # The preset first, wherever it stands, so that the options beside it win.
         return dict(sorted(options.items(), key=lambda item: item[0] != "preset"))
 
+    @override(GroupRelativeConfig)
+    def validate(self) -> None:
+        super().validate()
+        if not self.in_evaluation and self.step_weight > 0 and self.advantage != "agent":
+            raise ConfigError(
+                f"GRPOConfig: step_weight adds to the advantage of whole episodes, agent by agent; got advantage: "
+                f"{self.advantage}. Set advantage: agent, or step_weight: 0."
+            )
 
-class GRPO(PolicyGradient):
+
+class GRPO(GroupRelative):
     """Samples groups of episodes of the same task and reinforces what did better than its group."""
 
     config: GRPOConfig
 
     @classmethod
-    @override(PolicyGradient)
+    @override(GroupRelative)
     def get_default_config(cls) -> GRPOConfig:
         return GRPOConfig()
 
-    @override(PolicyGradient)
+    @override(GroupRelative)
+    def compare(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
+        return group_relative_advantage(return_N, group_N, normalize_std=self.config.normalize_std)
+
+    @override(GroupRelative)
+    def returns(self, rollouts: Rollouts) -> torch.Tensor:
+        """Return what each row has earned, less what it pays for being long."""
+        config = self.config
+        if config.overlong_buffer == 0:
+            return rollouts.return_N
+        buffer = round(config.overlong_buffer * config.max_model_len)
+        penalty_N = soft_overlong_penalty(rollouts.num_tokens_N, max_tokens=config.max_model_len, buffer=buffer)
+        return rollouts.return_N + penalty_N
+
+    @override(GroupRelative)
     def advantage(self, rollouts: Rollouts) -> torch.Tensor:
-        config, group_N = self.config, rollouts.group_N
-        penalty_N = torch.zeros(len(rollouts), dtype=torch.float64)
-        if config.overlong_buffer > 0:
-            buffer = round(config.overlong_buffer * config.max_model_len)
-            penalty_N += soft_overlong_penalty(rollouts.num_tokens_N, max_tokens=config.max_model_len, buffer=buffer)
+        config = self.config
         if config.step_weight == 0:
-            return_N = rollouts.return_N + penalty_N
-            return group_relative_advantage(return_N, group_N, normalize_std=config.normalize_std)
-        reward_NU, mask_NU = rollouts.turn_reward_NU, rollouts.turn_mask_NU
-        reward_NU.scatter_add_(1, mask_NU.sum(1, keepdim=True) - 1, penalty_N[:, None])  # at the last turn
+            return super().advantage(rollouts)
         return rollouts.of_turns(
             step_group_advantage(
-                reward_NU,
+                self.turn_rewards(rollouts),
                 rollouts.turn_state_NU,
-                mask_NU,
-                group_N,
+                rollouts.turn_mask_NU,
+                rollouts.group_N,
                 gamma=config.step_gamma,
                 normalize_std=config.normalize_std,
                 step_weight=config.step_weight,

@@ -31,6 +31,7 @@ from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
 from rllm_gym.learner.rl_module import load_language_model, logps_of, read
 from rllm_gym.training.algorithm import LLMAlgorithm
+from rllm_gym.training.failures import check_failures
 from rllm_gym.training.rollouts import Rollouts, samples_of
 from rllm_gym.types import Episode, Sample, TaskGroup
 
@@ -45,14 +46,14 @@ class Sampled:
     failed: list[Episode] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     trained: list[Sample] = field(default_factory=list)
-    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, agent) to the samples' `group`
+    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, role) to the samples' `group`
     tasks: list[TaskGroup] = field(default_factory=list)  # by the samples' `group`
 
-    def group_of(self, task: TaskGroup, agent_id: str) -> int:
-        if (task, agent_id) not in self.numbers:
-            self.numbers[task, agent_id] = len(self.tasks)
+    def group_of(self, task: TaskGroup, role: str) -> int:
+        if (task, role) not in self.numbers:
+            self.numbers[task, role] = len(self.tasks)
             self.tasks.append(task)
-        return self.numbers[task, agent_id]
+        return self.numbers[task, role]
 
     @property
     def num_kept_tasks(self) -> int:
@@ -79,6 +80,7 @@ class PolicyGradient(LLMAlgorithm):
         self._scores_for_advantage, self._scores_for_loss = config.scores_for_advantage, config.scores_for_loss
         self._max_tokens_to_bootstrap = config.max_tokens_to_bootstrap
         self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
+        self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
         super().setup(config)
 
     @override(Algorithm)
@@ -114,7 +116,7 @@ class PolicyGradient(LLMAlgorithm):
             played, failed = self.sample(groups, max_episode_steps=self.horizons)
             self.sampled.played += played
             self.sampled.failed += failed
-            self.check_failures(played, failed)
+            check_failures(self, played, failed)
             self._assess(played)
             num_missing = config.groups_per_step - self.sampled.num_kept_tasks
             if num_missing == 0:
@@ -125,7 +127,7 @@ class PolicyGradient(LLMAlgorithm):
         """Make the episodes' samples, give them advantages, and keep those that teach something."""
         samples = self._samples_of(played)
         self.sampled.samples += samples
-        self.score(samples, self._scores_for_advantage)
+        self._score_for_advantage(samples, played)
         for module_id in sorted({sample.module for sample in samples}):
             of_module = [sample for sample in samples if sample.module == module_id]
             rollouts = Rollouts(of_module)
@@ -140,6 +142,9 @@ class PolicyGradient(LLMAlgorithm):
                 for sample in of_module
                 if sample.group not in dropped and not (self.config.overlong_filter and sample.is_overlong)
             ]
+
+    def _score_for_advantage(self, samples: Sequence[Sample], played: Sequence[Episode]) -> None:
+        self.score(samples, self._scores_for_advantage)
 
     def _samples_of(self, played: Sequence[Episode]) -> list[Sample]:
         samples = []
@@ -267,11 +272,14 @@ class PolicyLearner(DeepSpeedLearner):
         self.kl_coeff: dict[str, float] = {}
         self._num_loss_tokens = self.config.num_loss_tokens
         super().build()
-        self._reference_lm = None
-        if self.config.kl_coeff > 0 and self.config.lora is None:
-            # Outside the module: neither trained nor sharded, synced or saved.
-            self._reference_lm = load_language_model(self.config.base_model, self.config.dtype).to(self._device)
-            self._reference_lm.requires_grad_(False).eval()
+        # Outside the modules: neither trained nor sharded, synced or saved. Policies of one base model share one.
+        self._reference_lms: dict[str, Any] = {}
+        policies = [self.module[id_] for id_ in self.engines if not self.module[id_].learner_only]
+        for policy in policies if self.config.kl_coeff > 0 else ():
+            base_model = policy.model_config["base_model"]
+            if policy.model_config["lora"] is None and base_model not in self._reference_lms:
+                lm = load_language_model(base_model, self.config.dtype).to(self._device)
+                self._reference_lms[base_model] = lm.requires_grad_(False).eval()
 
     @override(DeepSpeedLearner)
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
@@ -350,13 +358,13 @@ class PolicyLearner(DeepSpeedLearner):
     def score_forward(self, name: str, module_id: str) -> Forward:
         if name != "ref_logp":
             return super().score_forward(name, module_id)
-        temperature = float(self.config.temperature)
+        settings, temperature = self.module[module_id].model_config, float(self.config.temperature)
 
         def forward(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-            if self._reference_lm is None:  # with LoRA the reference is the model without its adapter
+            if settings["lora"] is not None:  # the reference is the model without its adapter
                 with self.module[module_id].lm.disable_adapter():
                     return {name: self.engines[module_id](inputs)["logp"]}
-            states = read(self._reference_lm, inputs)
-            return {name: logps_of(self._reference_lm, states, inputs, temperature=temperature)["logp"]}
+            lm = self._reference_lms[settings["base_model"]]
+            return {name: logps_of(lm, read(lm, inputs), inputs, temperature=temperature)["logp"]}
 
         return forward

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,14 +16,17 @@ from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyLearner
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import Batch
-from rllm_gym.learner.critic import ActorCriticModule, CriticModule
+from rllm_gym.learner.critic import ActorCriticModule, CentralisedCriticModule, CriticModule, max_positions
 from rllm_gym.learner.deepspeed import Forward
 from rllm_gym.learner.deepspeed_config import merge
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.options.each_method import PPOOptions
+from rllm_gym.training.joint_samples import JointSample
 from rllm_gym.training.rollouts import Rollouts
+from rllm_gym.types import Episode, Sample
 
 CRITIC_SUFFIX = "_critic"
+CENTRALISED_CRITIC = "centralised_critic"
 
 
 class PPOConfig(PolicyGradientConfig, PPOOptions):
@@ -49,12 +53,22 @@ class PPOConfig(PolicyGradientConfig, PPOOptions):
                 f"PPOConfig: critic_epochs are the separate critic's; got {self.critic_epochs} with critic: shared. "
                 "Set num_epochs, which are both's, or critic: separate."
             )
-        for policy_id in self.policies if self.critic == "separate" else ():
-            if policy_id + CRITIC_SUFFIX in self.policies:
+        if self.critic == "centralised" and self.bootstrap == "truncated":
+            raise ConfigError(
+                "PPOConfig: after the end of what all agents have written a centralised critic cannot tell whose "
+                "future it is to value; got bootstrap: truncated. Set bootstrap: never, or critic: separate."
+            )
+        for policy_id in self.policies:
+            critic = self.critic_of(policy_id)
+            if critic != policy_id and critic in self.policies:
                 raise ConfigError(
-                    f"PPOConfig: the critic of policy {policy_id!r} takes the id {policy_id + CRITIC_SUFFIX!r}, which "
-                    "must not be a policy's. Rename that policy."
+                    f"PPOConfig: the critic of policy {policy_id!r} takes the id {critic!r}, which must not be a "
+                    "policy's. Rename that policy."
                 )
+
+    def critic_of(self, policy_id: str) -> str:
+        """Return the module that values a policy's tokens."""
+        return {"separate": policy_id + CRITIC_SUFFIX, "centralised": CENTRALISED_CRITIC}.get(self.critic, policy_id)
 
     @property
     @override(PolicyGradientConfig)
@@ -76,20 +90,22 @@ class PPOConfig(PolicyGradientConfig, PPOOptions):
 
     @override(PolicyGradientConfig)
     def get_multi_rl_module_spec(self, *, inference_only: bool = False, **kwargs: Any) -> MultiRLModuleSpec:
-        """Return RLlib's specification and, for learners, a critic beside every policy that is trained."""
+        """Return RLlib's specification and, for learners, the critics of the policies that are trained."""
         spec = super().get_multi_rl_module_spec(inference_only=inference_only, **kwargs)
         if inference_only or self.critic == "shared":
             return spec
+        is_central = self.critic == "centralised"
         for policy_id, policy in list(spec.rl_module_specs.items()):
             if self.is_trained(policy_id):
+                of_run = {"base_model": self.base_model, "lora": self.lora} if is_central else {}
                 critic = RLModuleSpec(
-                    CriticModule,
+                    CentralisedCriticModule if is_central else CriticModule,
                     observation_space=policy.observation_space,
                     action_space=policy.action_space,
                     learner_only=True,
-                    model_config=policy.model_config,
+                    model_config={**policy.model_config, **of_run},
                 )
-                spec.add_modules({policy_id + CRITIC_SUFFIX: critic})
+                spec.add_modules({self.critic_of(policy_id): critic})
         return spec
 
 
@@ -98,7 +114,7 @@ class PPOLearner(PolicyLearner):
 
     Metrics under `learners/<policy>/` beside those of `PolicyLearner`: `vf_loss`; `critic_gradient_norm` where the
     critic is separate; and the algorithm's `value_mean` and `explained_variance` (of the values before the update,
-    against their targets).
+    against their targets). Those of a centralised critic stand under its own id.
     """
 
     MEAN_STATS = (*PolicyLearner.MEAN_STATS, "vf_loss")
@@ -118,14 +134,13 @@ class PPOLearner(PolicyLearner):
     def _has_separate_critic(self) -> bool:
         return self.config.critic == "separate"
 
-    def _critic_of(self, policy_id: str) -> str:
-        return policy_id + CRITIC_SUFFIX if self._has_separate_critic else policy_id
-
     def _is_critic(self, module_id: str) -> bool:
         return self.module[module_id].learner_only
 
     @override(PolicyLearner)
     def should_module_be_updated(self, module_id: str, multi_agent_batch: Any = None) -> bool:
+        if module_id == CENTRALISED_CRITIC:
+            return True
         if self._is_critic(module_id):
             module_id = module_id.removesuffix(CRITIC_SUFFIX)
         return super().should_module_be_updated(module_id, multi_agent_batch)
@@ -144,22 +159,26 @@ class PPOLearner(PolicyLearner):
 
     @override(PolicyLearner)
     def passes(self, module_id: str) -> dict[str, int]:
-        if not self._has_separate_critic:
+        if self.config.critic == "shared":
             return super().passes(module_id)
-        critic = {self._critic_of(module_id): self.config.critic_epochs}
-        return critic if self.is_warming_up else {**super().passes(module_id), **critic}
+        policy = {} if self.is_warming_up or self._is_critic(module_id) else super().passes(module_id)
+        has_critics_samples = self._has_separate_critic or self._is_critic(module_id)
+        return policy | ({self.config.critic_of(module_id): self.config.critic_epochs} if has_critics_samples else {})
 
     # --- one train step ---
 
     @override(PolicyLearner)
     def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
-        if not self._has_separate_critic:
+        if self.config.critic == "shared":
             self._hold_shared_policy(module_id, self.is_warming_up)
         metrics = super()._update_module(module_id, batch)
         if self.is_warming_up:
             self._num_policy_steps = 0  # a shared critic's steps, too, leave the samplers' weights as they are
-        if self._has_separate_critic:
-            metrics["critic_gradient_norm"] = self.mean_gradient_norm(self._critic_of(module_id))
+        if self.config.critic == "separate":
+            metrics["critic_gradient_norm"] = self.mean_gradient_norm(self.config.critic_of(module_id))
+        if self._is_critic(module_id):  # of what a policy reports it has nothing
+            of_policies = {*PolicyLearner.MEAN_STATS, *PolicyLearner.MAX_STATS} - {self.LOSS_STAT}
+            metrics = {name: value for name, value in metrics.items() if name not in of_policies}
         return metrics
 
     def _hold_shared_policy(self, module_id: str, is_held: bool) -> None:
@@ -173,7 +192,7 @@ class PPOLearner(PolicyLearner):
     def score_forward(self, name: str, module_id: str) -> Forward:
         if name != "value":
             return super().score_forward(name, module_id)
-        engine = self.engines[self._critic_of(module_id)]
+        engine = self.engines[self.config.critic_of(module_id)]
 
         def forward(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
             out = engine({**inputs, "only_values": True})
@@ -188,7 +207,7 @@ class PPOLearner(PolicyLearner):
         if self._is_critic(module_id):
             return self._value_loss(batch, fwd_out)
         loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        if self._has_separate_critic:
+        if self.config.critic != "shared":
             return loss
         if self.is_warming_up:
             loss = 0.0 * loss  # a gradient of 0, and not none, which not every ZeRO stage takes
@@ -208,6 +227,11 @@ class PPO(PolicyGradient):
     """Samples episodes, values their tokens with a critic, and reinforces those that did better than it expected."""
 
     config: PPOConfig
+
+    @override(PolicyGradient)
+    def setup(self, config: PPOConfig) -> None:
+        self._joint_samples: dict[str, JointSample] = {}  # of the train step's episodes, for a centralised critic
+        super().setup(config)
 
     @classmethod
     @override(PolicyGradient)
@@ -234,3 +258,47 @@ class PPO(PolicyGradient):
             "explained_variance": explained_variance(value_NK, target_NK, mask_NK),
         }
         return whiten(advantage_NK, mask_NK)
+
+    # --- a centralised critic: it reads what all agents of an episode have read and written ---
+
+    @override(PolicyGradient)
+    def _score_for_advantage(self, samples: Sequence[Sample], played: Sequence[Episode]) -> None:
+        if self.config.critic != "centralised":
+            return super()._score_for_advantage(samples, played)
+        self.score(samples, [name for name in self._scores_for_advantage if name != "value"])
+        by_episode = group_by_episode(samples)
+        joint = {
+            episode.episode_id: JointSample.of_episode(
+                episode, module=CENTRALISED_CRITIC, is_trained=lambda module: module not in self._only_playing
+            )
+            for episode in played
+            if episode.episode_id in by_episode
+        }
+        self._check_lengths(joint)
+        self.score([each.sample for each in joint.values()], ["value"])
+        for episode_id, each in joint.items():
+            each.give_values(by_episode[episode_id])
+        self._joint_samples |= joint
+
+    @override(PolicyGradient)
+    def update(self, samples: Sequence[Sample], **settings: Any) -> list[Any]:
+        by_episode = group_by_episode(samples)
+        joint = [each.with_targets(by_episode[id_]) for id_, each in self._joint_samples.items() if id_ in by_episode]
+        self._joint_samples = {}
+        return super().update([*samples, *joint], **settings)
+
+    def _check_lengths(self, joint: Mapping[str, JointSample]) -> None:
+        longest = max((len(each.sample) for each in joint.values()), default=0)
+        if longest > (most := max_positions(self.config.base_model)):
+            raise ConfigError(
+                f"PPO: critic: centralised reads what all agents of an episode have read and written; got {longest} "
+                f"tokens, and {self.config.base_model} reads {most}. Shorten episodes, or set critic: separate."
+            )
+
+
+def group_by_episode(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """Return the samples of each episode."""
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.episode].append(sample)
+    return groups

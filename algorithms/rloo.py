@@ -6,13 +6,11 @@ import torch
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import leave_one_out_advantage
-from rllm_gym.algorithms.policy_config import PolicyGradientConfig
-from rllm_gym.algorithms.policy_gradient import PolicyGradient
+from rllm_gym.algorithms.group_relative import GroupRelative, GroupRelativeConfig
 from rllm_gym.options.each_method import RLOOOptions
-from rllm_gym.training.rollouts import Rollouts
 
 
-class RLOOConfig(PolicyGradientConfig, RLOOOptions):
+class RLOOConfig(GroupRelativeConfig, RLOOOptions):
     """Configuration of RLOO.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740. As there, the return holds the KL to the reference
@@ -22,20 +20,18 @@ class RLOOConfig(PolicyGradientConfig, RLOOOptions):
     holds further ones (`num_epochs`, `num_minibatches`) near the sampling policy. A group of equal returns is dropped.
     """
 
-    _needs_group = True
-
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or RLOO)
 
 
-class RLOO(PolicyGradient):
+class RLOO(GroupRelative):
     """Samples groups of episodes of the same task and reinforces each by its return less the mean of the others'."""
 
     @classmethod
-    @override(PolicyGradient)
+    @override(GroupRelative)
     def get_default_config(cls) -> RLOOConfig:
         return RLOOConfig()
 
-    @override(PolicyGradient)
-    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
-        return leave_one_out_advantage(rollouts.return_N, rollouts.group_N)
+    @override(GroupRelative)
+    def compare(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
+        return leave_one_out_advantage(return_N, group_N)

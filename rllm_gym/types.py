@@ -19,7 +19,7 @@ AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
 # Keys of an environment's info that an episode keeps elsewhere: copies of the whole conversation in every record would
 # grow quadratically.
-NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens")
+NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens", "moves")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SamplingParams:
 class CompletionRequest:
     """A prompt for an engine. Sampling stops after one of `stop_ids`, which is part of the completion.
 
-    `messages` say the same as `prompt_ids`, for engines that speak text.
+    `messages` say the same as `prompt_ids`, for engines that speak text; `moves` are for scripted opponents.
     """
 
     request_id: str
@@ -67,6 +67,7 @@ class CompletionRequest:
     params: SamplingParams
     seed: int
     messages: Sequence[Message] = ()
+    moves: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,8 @@ class Stream:
     """One agent's token stream in one episode: observation 0, action 0, observation 1, ..., final observation.
 
     `final_observation_ids` are what was added after the last completion, without what a rewritten history repeats.
+    `role` is what the agent plays, such as a seat that agents take in turns: `info["role"]` if the environment says it,
+    else the agent's name.
     """
 
     agent_id: str
@@ -153,6 +156,10 @@ class Stream:
     turns: list[Turn] = field(default_factory=list)
     final_observation_ids: TokenIds = field(default_factory=lambda: np.zeros(0, np.int64))
     messages: list[Message] = field(default_factory=list)
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        self.role = self.role or self.agent_id
 
     @property
     def total_reward(self) -> float:
@@ -210,6 +217,7 @@ class Episode:
             self.info[agent_id] = stored
         if stream := self.streams.get(agent_id):
             stream.messages = info.get("messages", stream.messages)
+            stream.role = info.get("role", stream.role)
             if stream.turns:
                 stream.turns[-1].take_info(info)
 
@@ -259,12 +267,13 @@ class Sample:
             each sampled token. None where a method needs none.
         value_target: float32 [T], what the critic learns.
         final_value: the critic's value after the last token, for what bootstraps from it.
-        group: samples of one group (one agent's, of one task) are compared with each other.
+        group: samples of one group (one role's, of one task) are compared with each other.
         pair: of the two samples of a preference pair; -1 for none. `is_chosen` tells them apart, and `ref_logp_sum` is
             the log-probability of all tokens under the frozen reference.
         episode: names the episode among those of a train step; "" for a sample that stands for itself.
         part: counts the contexts of one agent's episode.
-        agent, module: who acted, and which RLModule is trained on it.
+        agent, role, module: who acted, as what, and which RLModule is trained on it.
+        others_return: what the other agents of the episode have earned.
         is_terminated: the environment ended the episode, as opposed to a horizon or a full context.
         is_overlong: the episode ended because its context was full.
         is_success: the environment said so.
@@ -289,7 +298,9 @@ class Sample:
     episode: str = ""
     part: int = 0
     agent: str = AGENT
+    role: str = AGENT
     module: str = DEFAULT_MODULE
+    others_return: float = 0.0
     is_terminated: bool = True
     is_overlong: bool = False
     is_success: bool = False

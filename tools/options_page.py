@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.options import UNSET, options_of
-from rllm_gym.options.each_method import TABLES, OfflineOptions, PolicyGradientOptions
+from rllm_gym.options.each_method import TABLES, GroupRelativeOptions, OfflineOptions, PolicyGradientOptions
 from rllm_gym.options.every_method import CommonOptions
 from rllm_gym.options.from_rllib import UNUSED
 from rllm_gym.options.values import describe
@@ -32,11 +32,12 @@ def page() -> str:
         parts += [f"## {str(inspect.getdoc(table)).rstrip('.')}\n", rows_of(table, table)]
     for title, family, bare in (
         ("Policy-gradient methods", PolicyGradientOptions, CommonOptions),
+        ("Policy-gradient methods that compare the episodes of a group", GroupRelativeOptions, CommonOptions),
         ("Methods that learn from recorded episodes", OfflineOptions, CommonOptions),
     ):
         parts += [f"## {title}\n", rows_of(family, family)]
         for name, table in TABLES.items():
-            if issubclass(table, family):
+            if table.__mro__[1] is family:
                 parts += [f"### {name}\n", str(inspect.getdoc(table)) + other_defaults(table, bare) + "\n"]
                 parts += [rows] if (rows := rows_of(table, table)) else []
     parts += ["## What RLlib has and does nothing here\n", "| option | instead |\n|---|---|\n" + refused()]

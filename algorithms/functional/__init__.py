@@ -1,6 +1,7 @@
 """The mathematics of the methods: pure functions over torch tensors that read like the papers.
 
-A method is an advantage (`advantages.py`), a loss per token (`losses.py`) and one `aggregate` of it.
+A method is an advantage (`advantages.py`; of several agents `several_agents.py`), a loss per token (`losses.py`) and one
+`aggregate` of it.
 
 Shape letters: B rows (sequences), T tokens, N returns, U turns, G groups, K sampled tokens. Masks are bool, True where
 the policy sampled the token. What a mask hides may hold any value, inf and nan included, and comes out as 0. Losses are
@@ -16,6 +17,7 @@ from rllm_gym.algorithms.functional.advantages import (
     has_spread,
     leave_one_out_advantage,
     step_group_advantage,
+    turn_advantage,
     whiten,
 )
 from rllm_gym.algorithms.functional.losses import (
@@ -36,6 +38,7 @@ from rllm_gym.algorithms.functional.rewards import (
     kl_shaped_reward,
     soft_overlong_penalty,
 )
+from rllm_gym.algorithms.functional.several_agents import joint_advantage, role_advantage
 
 __all__ = [
     "KL_KINDS",
@@ -53,12 +56,15 @@ __all__ = [
     "group_relative_advantage",
     "has_spread",
     "importance_weight",
+    "joint_advantage",
     "kl_estimate",
     "kl_shaped_reward",
     "leave_one_out_advantage",
     "negative_log_likelihood",
     "probability_ratio",
+    "role_advantage",
     "soft_overlong_penalty",
     "step_group_advantage",
+    "turn_advantage",
     "whiten",
 ]

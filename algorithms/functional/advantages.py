@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 
 from rllm_gym.algorithms.functional.losses import check_mask, hide
 
 EPSILON = 1e-6
+Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (return_N, group_N) -> advantage_N
 
 
 def group_relative_advantage(return_N: torch.Tensor, group_N: torch.Tensor, *, normalize_std: bool) -> torch.Tensor:
@@ -117,14 +121,50 @@ def step_group_advantage(
         float [N, U], 0 where the episode has no turn. A state met once adds nothing to the episode's advantage.
     """
     reward_NU = _as_float(reward_NU)
-    episode_N = group_relative_advantage(hide(reward_NU, mask_NU).sum(1), group_N, normalize_std=normalize_std)
-    return_S = discounted_return(reward_NU, mask_NU, gamma=gamma)[mask_NU]
-    # The unique pairs (group, state), numbered.
-    pair_S2 = torch.stack([group_N[:, None].expand_as(state_NU)[mask_NU], state_NU[mask_NU]], dim=1)
-    anchor_S = torch.unique(pair_S2, dim=0, return_inverse=True)[1]
-    step_NU = torch.zeros_like(reward_NU)
-    step_NU[mask_NU] = group_relative_advantage(return_S, anchor_S, normalize_std=normalize_std)
+    compare = functools.partial(group_relative_advantage, normalize_std=normalize_std)
+    episode_N = compare(hide(reward_NU, mask_NU).sum(1), group_N)
+    step_NU = turn_advantage(reward_NU, state_NU, mask_NU, group_N, gamma=gamma, compare=compare)
     return hide(episode_N[:, None] + step_weight * step_NU, mask_NU)
+
+
+def turn_advantage(
+    reward_NU: torch.Tensor,
+    label_NU: torch.Tensor,
+    mask_NU: torch.Tensor,
+    group_N: torch.Tensor,
+    *,
+    gamma: float,
+    compare: Compare,
+) -> torch.Tensor:
+    """Return how each turn's return compares with those of the group's turns that have the same label.
+
+        A_nu = A(G_nu among the turns of the group with the label of turn nu),  G_nu = r_nu + gamma G_n(u+1)
+
+    Source: with the turn's number as the label, and groups by task and agent, the agent- and turn-wise groups of Zhao
+    et al. 2025 (AT-GRPO), arXiv:2510.11062; with a state as the label, the step-level groups of GiGPO.
+
+    Differs: AT-GRPO branches at every turn, so that a group's turns have the same past, and compares a turn's own
+    reward (gamma 0). Here whole episodes are sampled and turns of equal number may have different pasts.
+
+    Args:
+        reward_NU: float, [N rows, U turns], the reward of each turn.
+        label_NU: int, compared within a group only.
+        mask_NU: bool, True where the row has a turn.
+        group_N: int, which group each row belongs to.
+        gamma: discount per turn.
+        compare: (returns [S], groups [S]) to advantages [S], such as `leave_one_out_advantage`.
+
+    Returns:
+        float [N, U], 0 where the row has no turn. What `compare` gives to a turn that is alone with its label stays.
+    """
+    reward_NU = _as_float(reward_NU)
+    return_S = discounted_return(reward_NU, mask_NU, gamma=gamma)[mask_NU]
+    # The unique pairs (group, label), numbered.
+    pair_S2 = torch.stack([group_N[:, None].expand_as(label_NU)[mask_NU], label_NU[mask_NU]], dim=1)
+    anchor_S = torch.unique(pair_S2, dim=0, return_inverse=True)[1]
+    advantage_NU = torch.zeros_like(reward_NU)
+    advantage_NU[mask_NU] = compare(return_S, anchor_S)
+    return advantage_NU
 
 
 def has_spread(return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:

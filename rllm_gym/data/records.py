@@ -13,11 +13,12 @@ from pydantic_core import to_jsonable_python
 
 from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
-# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 3
-# are those of 4 without a turn's `sample`, `kind`, `attempt` and `rewards`; those of 2 lack `is_evaluation`, too.
-SCHEMA_VERSION: Final = 4
-KNOWN_VERSIONS = (2, 3, 4)
-KNOWN_IN_WORDS = "2, 3 or 4"
+# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 4
+# are those of 5 without `role`; those of 3 lack a turn's `sample`, `kind`, `attempt` and `rewards`, too, and those of 2
+# `is_evaluation`.
+SCHEMA_VERSION: Final = 5
+KNOWN_VERSIONS = (2, 3, 4, 5)
+KNOWN_IN_WORDS = "2, 3, 4 or 5"
 
 EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
 TurnKind = Literal["action", "plan", "reflection", "summary"]
@@ -76,6 +77,9 @@ class EpisodeRecord(_Record):
         env_version: what the environment was made of, where the id's `-vN` is not enough (package or data version).
         messages: the whole conversation as role and content, whatever was left out of the policy's contexts; the i-th
             assistant message is the i-th turn's action.
+        module_id: whose tokens these are: a policy, or an opponent. Each turn has the policy version that it was
+            sampled with.
+        role: what the agent played, such as a seat; its own name where the environment does not say.
         group: key of the task group, (run seed, train step, group index); the episodes of one group share it.
         member: number of this episode in its group.
         split: what the task was drawn from, as in `train` or `eval`.
@@ -88,7 +92,7 @@ class EpisodeRecord(_Record):
         info: the last step's info, as far as it is JSON.
     """
 
-    schema_version: Literal[2, 3, 4] = SCHEMA_VERSION
+    schema_version: Literal[2, 3, 4, 5] = SCHEMA_VERSION
     env_id: str
     env_version: str = ""
     item_id: str | int | None = None
@@ -96,6 +100,7 @@ class EpisodeRecord(_Record):
     episode_id: str
     agent_id: str = AGENT
     module_id: str = ""
+    role: str = ""
     group: list[int] = []
     member: int = 0
     train_step: int | None = None
@@ -153,6 +158,7 @@ def records_of(
             episode_id=episode.episode_id,
             agent_id=stream.agent_id,
             module_id=stream.module_id,
+            role=stream.role,
             group=list(episode.group.key),
             member=episode.member,
             train_step=train_step,
@@ -213,7 +219,7 @@ def stream_of(record: EpisodeRecord) -> Stream:
         for turn in record.turns
     ]
     final_observation_ids = np.asarray(record.final_observation_ids, np.int64)
-    return Stream(record.agent_id, record.module_id, turns, final_observation_ids, list(record.messages))
+    return Stream(record.agent_id, record.module_id, turns, final_observation_ids, list(record.messages), record.role)
 
 
 def _info_of(record: EpisodeRecord) -> dict[str, Any]:

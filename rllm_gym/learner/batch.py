@@ -175,7 +175,7 @@ def deal(samples: Sequence[Sample], num_shards: int) -> list[list[int]]:
 
 
 class SamplesToBatch(ConnectorV2):
-    """The learner connector: collates the samples of each module."""
+    """The learner connector: collates the samples of each module that has any."""
 
     @override(ConnectorV2)
     def __call__(
@@ -184,7 +184,7 @@ class SamplesToBatch(ConnectorV2):
         return {
             module_id: collate([sample for sample in episodes if sample.module == module_id])
             for module_id, module in rl_module.items()
-            if not module.learner_only
+            if module.has_samples
         }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from rllm_gym.learner.rl_module import HiddenStates, LanguageModule, LLMModule, load_language_model, read
+from rllm_gym.models import resolve_base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +47,14 @@ class CriticModule(LanguageModule):
         return {}
 
 
+class CentralisedCriticModule(CriticModule):
+    """One critic for all policies, with samples of its own: what all agents of an episode have read and written."""
+
+    @property
+    def has_samples(self) -> bool:
+        return True
+
+
 class ActorCriticModule(LLMModule):
     """A policy with a value head on its own backbone; the head is neither synced to the samplers nor exported.
 
@@ -67,6 +76,14 @@ class ActorCriticModule(LLMModule):
         # Where only values are wanted, no logits are computed.
         inputs = {**batch, "mask": torch.zeros_like(batch["mask"])} if batch.get("only_values") else batch
         return super()._outputs(states, inputs) | values_of(self.value_head, value_states, batch)
+
+
+def max_positions(base_model: str) -> float:
+    """Return how many tokens a model reads at most; infinity where it does not say."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(resolve_base_model(base_model))).get_text_config()
+    return getattr(config, "max_position_embeddings", None) or float("inf")
 
 
 def make_value_head(lm: PreTrainedModel) -> torch.nn.Linear:

@@ -32,7 +32,7 @@ Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's
 
 
 class DeepSpeedLearner(TorchLearner):
-    """Updates language models by token-budget micro-batches; subclasses give the loss (`compute_loss_for_module`).
+    """Updates language models by token-budget micro-batches; subclasses give the loss.
 
     `compute_loss_for_module` gets a micro-batch's tensors ([B, T] and [B], see `rllm_gym.learner.batch`) and
     `num_tokens`, `num_sequences`, `num_episodes`: what the whole minibatch holds over all micro-batches and ranks.
@@ -74,10 +74,9 @@ class DeepSpeedLearner(TorchLearner):
 
     def _find_packing_fault(self) -> str | None:
         """Return why rows hold one sequence each, or None where they can hold several."""
-        if self.config.packing is False:
-            return "packing: false"
-        faults = (packing_fault(self.engines[id_], self.config.dtype, self._device) for id_ in self.policy_ids)
-        return next(filter(None, list(faults)), None)  # of all: the passes are collective
+        policies = [engine for id_, engine in self.engines.items() if not self.module[id_].learner_only]
+        faults = [packing_fault(e, self.config.dtype, self._device) for e in policies if self.config.packing]
+        return next(filter(None, faults), None) if self.config.packing else "packing: false"
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
@@ -107,7 +106,7 @@ class DeepSpeedLearner(TorchLearner):
         self.register_optimizer(module_id=module_id, optimizer=engine.basic_optimizer, params=parameters)
 
     def learning_rate(self, module_id: str) -> float:
-        return self.config.lr
+        return self.config.option_of(module_id, "lr")
 
     def deepspeed_options(self, module_id: str) -> Mapping[str, Any]:
         """Return what is merged over the generated DeepSpeed configuration of the module's engine."""
@@ -118,9 +117,9 @@ class DeepSpeedLearner(TorchLearner):
         pass  # DeepSpeed reduces the gradients
 
     @property
-    def policy_ids(self) -> list[str]:
-        """The modules that are trained and sample; what else is trained (critics) goes along with one of them."""
-        return [module_id for module_id in self.engines if not self.module[module_id].learner_only]
+    def sample_ids(self) -> list[str]:
+        """The trained modules that samples are made for; what else is trained goes along with one of them."""
+        return [module_id for module_id in self.engines if self.module[module_id].has_samples]
 
     # --- one train step ---
 
@@ -143,7 +142,7 @@ class DeepSpeedLearner(TorchLearner):
         self, batch: Mapping[str, Mapping[str, torch.Tensor]], **kwargs: Any
     ) -> tuple[dict, dict, dict]:
         losses = {}
-        for module_id in self.policy_ids:  # the same order on all ranks
+        for module_id in self.sample_ids:  # the same order on all ranks
             start = time.perf_counter()
             metrics = self._update_module(module_id, Batch.from_mapping(batch[module_id], self._device))
             metrics["update_s"] = time.perf_counter() - start
@@ -168,7 +167,7 @@ class DeepSpeedLearner(TorchLearner):
             is_finite = torch.tensor(float(self.module[trained_id].is_finite()))
             if not self.all_reduce(is_finite, dist.ReduceOp.MIN).item():
                 raise self._non_finite("weight", trained_id)
-        self._num_policy_steps += len(self.gradient_norms[module_id])
+        self._num_policy_steps += len(self.gradient_norms[module_id]) * (not self.module[module_id].learner_only)
         num_read = self.all_reduce(batch.lengths.sum().double(), dist.ReduceOp.SUM).item()
         return self._statistics() | {
             "gradient_norm": self.mean_gradient_norm(module_id),
@@ -257,7 +256,7 @@ class DeepSpeedLearner(TorchLearner):
             (index of the sample, {name: float32 [T] or float}).
         """
         found: dict[int, dict[str, Any]] = {index: {} for index in shards[dist.get_rank()]}
-        for module_id in self.policy_ids:
+        for module_id in sorted({sample.module for sample in samples}.intersection(self.sample_ids)):
             mine = [index for index in found if samples[index].module == module_id]
             batch = Batch.from_mapping(collate([samples[index] for index in mine]), self._device)
             forwards = [self.score_forward(name, module_id) for name in names]
@@ -281,7 +280,7 @@ class DeepSpeedLearner(TorchLearner):
         """Return the statistics of training on other samples, without learning from them (collective)."""
         self._start_statistics()
         self.is_first_step = True
-        for module_id in self.policy_ids:
+        for module_id in sorted({sample.module for sample in samples}.intersection(self.sample_ids)):
             mine = [samples[index] for index in shards[dist.get_rank()] if samples[index].module == module_id]
             batch = Batch.from_mapping(collate(mine), self._device)
             counts = self.all_reduce(batch.counts(), dist.ReduceOp.SUM)

@@ -58,6 +58,11 @@ class LanguageModule(TorchRLModule):
         raise NotImplementedError
 
     @property
+    def has_samples(self) -> bool:
+        """Whether samples are made for it; a policy's own critic goes along with the policy's."""
+        return not self.learner_only
+
+    @property
     def bare_lm(self) -> PreTrainedModel:
         """The model without peft's wrapper; adapters stay in its layers."""
         return self.lm if self.model_config["lora"] is None else cast(Any, self.lm).get_base_model()

@@ -14,6 +14,14 @@ from rllm_gym.options.every_method import CommonOptions
 class PolicyGradientOptions(CommonOptions):
     """Options of every method that reinforces the tokens it sampled."""
 
+    opponents: Annotated[
+        dict,
+        Doc(
+            "who plays an agent, in environments of several: `{player_1: self | random | expert | {frozen: CHECKPOINT} "
+            "| {pool: {every: n, size: m, sampling: uniform | latest | hardest}}}`; `self` is the policy that learns. "
+            "See [Opponents](opponents.md)."
+        ),
+    ] = {}
     clip_low: Annotated[NonNegative, Doc("how far the probability ratio may fall below 1.")] = 0.2
     clip_high: Annotated[NonNegative, Doc("how far it may rise above 1.")] = 0.2
     dual_clip: Annotated[
@@ -120,7 +128,29 @@ class PolicyGradientOptions(CommonOptions):
     ] = 0
 
 
-class GRPOOptions(PolicyGradientOptions):
+class GroupRelativeOptions(PolicyGradientOptions):
+    """Options of the methods that compare the episodes of a group."""
+
+    advantage: Annotated[
+        Literal["agent", "agent_turn", "joint", "role"],
+        Doc(
+            "what a return is compared with, where several agents act: `agent`, those of the same role in the task's "
+            "other episodes (Dr. MAS, Feng et al. 2026, arXiv:2602.08847); `agent_turn`, the same turn by turn "
+            "(AT-GRPO, arXiv:2510.11062); `joint`, the sum of all agents' returns with the other episodes' sums "
+            "(MAGRPO, arXiv:2508.04652); `role`, a moving average of the role's returns, without a group (SPIRAL, "
+            "arXiv:2506.24119)."
+        ),
+    ] = "agent"
+    role_decay: Annotated[
+        Fraction, Doc("of `advantage: role`: how much of the moving average stays when a return is added.")
+    ] = 0.95
+    step_gamma: Annotated[
+        Fraction,
+        Doc("discount per turn of the returns that turns are compared by (`advantage: agent_turn`, `step_weight`)."),
+    ] = 0.95
+
+
+class GRPOOptions(GroupRelativeOptions):
     """GRPO's own options."""
 
     clip_high = 0.28
@@ -135,7 +165,6 @@ class GRPOOptions(PolicyGradientOptions):
             "all turns the episode's."
         ),
     ] = 0.0
-    step_gamma: Annotated[Fraction, Doc("discount per turn of the returns that such turns are compared by.")] = 0.95
     preset: Annotated[
         Literal["grpo", "dr_grpo", "dapo", "gspo", "gigpo"] | None,
         Doc(
@@ -164,21 +193,22 @@ class PPOOptions(PolicyGradientOptions):
         ),
     ] = "never"
     critic: Annotated[
-        Literal["separate", "shared"],
+        Literal["separate", "shared", "centralised"],
         Doc(
             "`separate` is a module of its own (`<policy>_critic`), begun from `base_model`, which only learners hold; "
-            "`shared` is a value head on the policy's backbone."
+            "`shared` is a value head on the policy's backbone; `centralised` is one for all policies "
+            "(`centralised_critic`), which reads what all agents of an episode have read and written."
         ),
     ] = "separate"
-    critic_lr: Annotated[NonNegative, Doc("learning rate of the separate critic.")] = 1e-5
+    critic_lr: Annotated[NonNegative, Doc("learning rate of a critic that is not shared.")] = 1e-5
     critic_epochs: Annotated[
-        Count, Doc("passes of the separate critic over a train step's samples; `num_epochs` are the policy's.")
+        Count, Doc("passes of a critic that is not shared over a train step's samples; `num_epochs` are the policy's.")
     ] = 1
     critic_deepspeed: Annotated[
         dict,
         Doc(
-            "merged over `deepspeed` for the separate critic, which takes no `optimizer` and no `scheduler` from "
-            "there: they are the policy's."
+            "merged over `deepspeed` for a critic that is not shared, which takes no `optimizer` and no `scheduler` "
+            "from there: they are the policy's."
         ),
     ] = {}
     critic_warmup_steps: Annotated[
@@ -190,7 +220,7 @@ class PPOOptions(PolicyGradientOptions):
     ] = 0.2
 
 
-class RLOOOptions(PolicyGradientOptions):
+class RLOOOptions(GroupRelativeOptions):
     """RLOO's defaults."""
 
     kl_in = "reward"

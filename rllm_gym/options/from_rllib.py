@@ -25,6 +25,18 @@ class EvaluationConfig(TypedDict, total=False):
     max_new_tokens: Count
 
 
+class PolicyOptions(TypedDict, total=False):
+    """What a policy may have otherwise than the run's other policies."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    base_model: str
+    lora: dict | None
+    lr: NonNegative
+    max_new_tokens: Count
+    max_episode_steps: Count
+
+
 class RLlibOptions:
     """RLlib's own options."""
 
@@ -64,6 +76,14 @@ class RLlibOptions:
     policies: Annotated[Any, Doc("ids of the policies, in environments of several agents.")]
     policy_mapping_fn: Annotated[Callable | None, Doc("the policy of an agent in an episode.")]
     policies_to_train: Annotated[Any, Doc("ids of the policies that learn; null is all.")]
+    algorithm_config_overrides_per_module: Annotated[
+        dict[str, PolicyOptions],
+        Doc(
+            "what policies have otherwise than the run: `{planner: {base_model: ..., lora: ..., lr: 1e-5, "
+            "max_new_tokens: 128, max_episode_steps: 1}}`; the last one counts the turns of the policy's agents. All "
+            "base models need the same tokenizer."
+        ),
+    ]
 
     evaluation_interval: Annotated[Count | None, Doc("train steps between two evaluations; null never evaluates.")]
     evaluation_duration: Annotated[Count, Doc("episodes of each split.")] = 100
@@ -138,7 +158,6 @@ validate_offline_eval_runners_after_construction worker_cls
 
 # RLlib's other options, and what to use instead. Only their defaults are taken.
 UNUSED: dict[str, str] = {
-    "algorithm_config_overrides_per_module": "all policies are trained alike",
     "batch_mode": "episodes are always complete",
     "callbacks_on_episode_created": "use `callbacks_on_episode_start`",
     "callbacks_on_episode_step": "use `callbacks_on_episode_end`, whose episode has all turns",

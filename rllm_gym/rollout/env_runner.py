@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -31,8 +32,11 @@ from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, mak
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
+from rllm_gym.rollout.scripted_opponents import SCRIPTED, MovePlayer
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
+
+OpponentWeights = Mapping[str, tuple[int, ray.ObjectRef]]  # by module: policy version and weights
 
 
 @dataclass
@@ -61,6 +65,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
         self.engines: dict[str, Engine] = {}
+        self._opponents: dict[str, ray.ObjectRef] = {}  # by module, the weights that its engine holds
         self._base_weights: dict[str, Mapping[str, torch.Tensor]] = {}  # by module, where LoRA is added to them
         self.loop: RolloutLoop | None = None
         self.error: str | None = None
@@ -77,11 +82,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         model = str(resolve_base_model(config.base_model))
         vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
-        self.environments, self._params = config.environments, config.sampling_params
+        self.environments = config.environments
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
-            make_token_env(environment, self.chat).close()
+            make_token_env(environment, self.chat, config.opponent_specs).close()
         for module_id in self._module_ids():
+            self._check_tokenizer(module_id)
             self.engines[module_id] = self._make_engine(module_id)
+        self._add_opponents()
         self._notices = NoticeHandler(f"EnvRunner {self.worker_index}")
         waiting.logger.addHandler(self._notices)
         self.loop = RolloutLoop(
@@ -91,7 +98,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             on_start=self.episode_callbacks.episode_started if self.episode_callbacks else None,
             num_envs=config.num_envs_per_env_runner,
             num_env_workers=config.num_env_workers,
-            params=self._params,
+            params=self._params_of(config.sampling_params),
+            max_turns=config.max_turns,
             max_model_len=config.max_model_len,
             env_timeout_s=config.env_timeout_s,
             episode_timeout_s=config.episode_timeout_s,
@@ -102,7 +110,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     # --- building ---
 
     def _make_env(self, env_index: int) -> Any:
-        env = make_token_env(self.environments[env_index], self.chat)
+        env = make_token_env(self.environments[env_index], self.chat, self.config.opponent_specs)
         if self.episode_callbacks:
             self.episode_callbacks.environment_created(env, env_index)
         return env
@@ -110,12 +118,49 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _module_ids(self) -> list[str]:
         return sorted(self.config.policies) if self.config.is_multi_agent else [DEFAULT_MODULE_ID]
 
+    def _add_opponents(self) -> None:
+        """Make an engine for each opponent that is a model, and one that says what random and expert players do."""
+        for agent_id, opponent in self.config.opponent_specs.items():
+            if opponent.kind in SCRIPTED:
+                self.engines[opponent.kind] = MovePlayer(self.chat, max_context_tokens=self.config.max_model_len)
+            elif opponent.is_model:
+                module_id = opponent.module_of(agent_id)
+                self._check_tokenizer(module_id)
+                self.engines[module_id] = self._make_engine(module_id)
+
     def _module_of(self, agent_id: str, episode: Episode) -> str:
+        if (opponent := self.config.opponent_specs.get(agent_id)) and opponent.kind != "self":
+            return opponent.module_of(agent_id)
         if not self.config.is_multi_agent:
             return DEFAULT_MODULE_ID
         return self.config.policy_mapping_fn(agent_id, episode)
 
+    def _check_tokenizer(self, module_id: str) -> None:
+        model = self._base_model(module_id)
+        if model == str(resolve_base_model(self.config.base_model)):
+            return
+        if ChatTokenizer(model, self.config.chat_template).tokenizer.get_vocab() != self.chat.tokenizer.get_vocab():
+            raise ConfigError(
+                f"policy {module_id!r}: all policies of a run must have the same tokenizer, which the environments "
+                f"write with; got {model!r} beside {self.config.base_model!r}. Choose models of one family."
+            )
+
+    def _params_of(self, params: SamplingParams) -> dict[str, SamplingParams]:
+        """Return how each module samples: some may write longer turns than others."""
+        lengths = self.config.algorithm_config_overrides_per_module
+        return {
+            module_id: replace(
+                params, max_new_tokens=lengths.get(module_id, {}).get("max_new_tokens", params.max_new_tokens)
+            )
+            for module_id in self.engines
+        }
+
     def _base_model(self, module_id: str) -> str:
+        for agent_id, opponent in self.config.opponent_specs.items():
+            if module_id == opponent.module_of(agent_id):
+                if opponent.hugging_face_model is not None:
+                    return str(resolve_base_model(opponent.hugging_face_model))
+                return self._base_model(self.config.policy_of(agent_id))
         spaces = dict.fromkeys(self._module_ids(), (self._space, self._space))
         spec = self.config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).rl_module_specs[module_id]
         return str(resolve_base_model(spec.model_config["base_model"]))
@@ -184,15 +229,18 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         *,
         max_episode_steps: Mapping[str, int | None],
         params: SamplingParams | None = None,
+        opponents: OpponentWeights = MappingProxyType({}),
     ) -> SampleResult:
         """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor.
 
         Args:
             params: how to sample; None is as in training.
+            opponents: policy versions and weights of the opponents that have theirs from a run.
         """
         result = SampleResult(worker_index=self.worker_index, error=self.error)
         if result.error is None:
             try:
+                self._load_opponents(opponents)
                 for group in self._play(list(groups), max_episode_steps, params):
                     result.episodes += group.episodes
                     result.failed += group.failed
@@ -216,7 +264,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                     f"{environment.name}: an agent whose context is not full needs a horizon: nothing else bounds "
                     "its episodes; got none. Set max_episode_steps or scaling_inter."
                 )
-        self.loop.submit(groups, max_episode_steps=horizons, params=params or self._params)
+        self.loop.submit(
+            groups, max_episode_steps=horizons, params=self._params_of(params or self.config.sampling_params)
+        )
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
         episodes = [episode for group in finished for episode in group.episodes]
@@ -268,11 +318,17 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if isinstance(weights, ray.ObjectRef):
             weights = ray.get(weights)
         try:
-            for module_id, engine in self.engines.items():
-                engine.load_weights(self._whole_weights(module_id, weights[module_id]), version)
+            for module_id in self._module_ids():
+                self.engines[module_id].load_weights(self._whole_weights(module_id, weights[module_id]), version)
         except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
             self.error = _describe(error)
         self.weights_seq_no = version
+
+    def _load_opponents(self, opponents: OpponentWeights) -> None:
+        for module_id, (version, weights) in opponents.items():
+            if self._opponents.get(module_id) != weights:
+                self.engines[module_id].load_weights(self._whole_weights(module_id, ray.get(weights)), version)
+                self._opponents[module_id] = weights
 
     def _whole_weights(self, module_id: str, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the weights as an engine takes them; of LoRA only the adapter has come."""

@@ -15,6 +15,7 @@ from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id
+from rllm_gym.rollout.scripted_opponents import SCRIPTED, WithMoves, check_agents
 from rllm_gym.tokens import ChatTokenizer
 
 KEYS = ("id", "weight", "env_config", "name")
@@ -158,9 +159,16 @@ def _gymnasium_make(env_id: str, env_config: Mapping[str, Any]) -> Any:
     return gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **env_config)
 
 
-def make_token_env(spec: EnvironmentSpec, chat: ChatTokenizer) -> Any:
-    """Make an environment that speaks token ids."""
+def make_token_env(spec: EnvironmentSpec, chat: ChatTokenizer, opponents: Mapping[str, Any] = {}) -> Any:
+    """Make an environment that speaks token ids.
+
+    Args:
+        opponents: agent to `rllm_gym.callbacks.opponent_pool.Opponent`; the environment tells what scripted ones do.
+    """
     env = make_text_env(spec)
+    check_agents(opponents, env)
+    if scripted := {agent: opponent.kind for agent, opponent in opponents.items() if opponent.kind in SCRIPTED}:
+        env = WithMoves(env, scripted)
     if hasattr(env, "possible_agents"):
         return env if hasattr(env, "stop_ids") else TokenMultiAgentEnv(env, tokenizer=chat)
     try:

@@ -18,7 +18,7 @@ import numpy as np
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
-from rllm_gym.rollout.play import Play, Progress, Request
+from rllm_gym.rollout.play import ParamsByModule, Play, Progress, Request, params_by_module
 from rllm_gym.rollout.waiting import WaitingReports
 from rllm_gym.types import (
     Completion,
@@ -26,7 +26,6 @@ from rllm_gym.types import (
     Engine,
     Episode,
     EpisodeGroup,
-    SamplingParams,
     Stream,
     TaskGroup,
     Turn,
@@ -34,7 +33,6 @@ from rllm_gym.types import (
 
 logger = logging.getLogger(__name__)
 
-ParamsByModule = SamplingParams | Mapping[str, SamplingParams]
 HorizonByEnv = int | None | Sequence[int | None]  # for all environments, or by environment index
 
 
@@ -65,6 +63,7 @@ class RolloutLoop:
         episode_timeout_s: seconds an episode may take, not counting pauses between calls; then it counts as failed. In
             a fixed order it is checked between steps only.
         max_retries: how often a failed episode is played again, each time on a fresh environment.
+        max_turns: horizons of modules: an episode ends when an agent would act that has had so many turns.
     """
 
     def __init__(
@@ -81,6 +80,7 @@ class RolloutLoop:
         env_timeout_s: float | None = None,
         episode_timeout_s: float | None = None,
         max_retries: int = 1,
+        max_turns: Mapping[str, int] = {},
     ):
         least = {"num_envs": 1, "num_env_workers": 0, "max_retries": 0}
         for (name, bound), value in zip(least.items(), (num_envs, num_env_workers, max_retries), strict=True):
@@ -97,10 +97,10 @@ class RolloutLoop:
         self._engines = dict(engines)
         self._module_of, self._on_start = module_of, on_start
         self._max_model_len = max_model_len
-        self._params = self._params_by_module(params)
+        self._params = params_by_module(params, self._engines, max_model_len=self._max_model_len)
         self._horizon: HorizonByEnv = None
         self._timeout_s = episode_timeout_s
-        self._max_retries = max_retries
+        self._max_retries, self._max_turns = max_retries, max_turns
         self._pool = EnvPool(make_env, num_envs=num_envs, num_workers=num_env_workers, timeout_s=env_timeout_s)
         self._driven_s = self._last_end_s = 0.0
         self._resumed_s: float | None = None
@@ -143,7 +143,7 @@ class RolloutLoop:
                     f"RolloutLoop: max_episode_steps must be at least 1; got {horizon}. Use None for no limit."
                 )
         if params is not None:
-            self._params = self._params_by_module(params)
+            self._params = params_by_module(params, self._engines, max_model_len=self._max_model_len)
         self._horizon = max_episode_steps
         for group in groups:
             if group.size < 1:
@@ -187,22 +187,6 @@ class RolloutLoop:
         self._pool.close()
         self._reports.stop()
 
-    def _params_by_module(self, params: ParamsByModule) -> dict[str, SamplingParams]:
-        if isinstance(params, SamplingParams):
-            params = dict.fromkeys(self._engines, params)
-        if missing := self._engines.keys() - params.keys():
-            raise ConfigError(
-                f"RolloutLoop: every module needs sampling params; got none for {sorted(missing)}. Add them."
-            )
-        by_module = {module_id: params[module_id] for module_id in self._engines}
-        for p in by_module.values():
-            if not 1 <= p.max_new_tokens < self._max_model_len:
-                raise ConfigError(
-                    f"RolloutLoop: max_new_tokens must be between 1 and max_model_len - 1 = {self._max_model_len - 1}; "
-                    f"got {p.max_new_tokens}. Lower it or raise max_model_len."
-                )
-        return by_module
-
     def _advance(self) -> None:
         """Begin what can begin, take what the environments have answered, and let each busy engine take one step."""
         self._begin_episodes()
@@ -242,8 +226,8 @@ class RolloutLoop:
         end_reason = job.result.end_reason
         if not end_reason and play.horizon is not None and play.episode.num_env_steps >= play.horizon:
             end_reason = "horizon"
-        if end_reason:
-            self._finish(play, end_reason)
+        if end_reason or play.has_used_up(self._max_turns, job.result.to_act):
+            self._finish(play, end_reason or "horizon")
         else:
             self._ask(play, job.slot.env, job.result.to_act)
 
@@ -270,6 +254,7 @@ class RolloutLoop:
         for agent_id, info in step.infos.items():
             episode.take_info(agent_id, info, is_only_agent=not env.is_multi_agent)
             play.prompts[agent_id] = info.get("context_messages", info.get("messages", []))
+            play.moves[agent_id] = info.get("moves", ())
             play.num_repeated[agent_id] = info.get("num_repeated_tokens", 0)
             if play.num_repeated[agent_id]:
                 play.contexts[agent_id] = []
@@ -306,6 +291,7 @@ class RolloutLoop:
                 params=play.params[stream.module_id],
                 seed=seed_of(*play.episode.group.key, play.episode.member, agent_index, len(stream.turns)),
                 messages=play.prompts.get(agent_id, ()),
+                moves=play.moves.get(agent_id, ()),
             )
             self._requests[request.request_id] = Request(play, stream, engine.policy_version)
             engine.submit(request)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.env_pool import EnvSlot
 from rllm_gym.types import Episode, Message, SamplingParams, Stream, TaskGroup, TokenIds
+
+ParamsByModule = SamplingParams | Mapping[str, SamplingParams]  # for all modules, or by module id
 
 
 @dataclass
@@ -24,7 +28,8 @@ class Play:
     `contexts` are the tokens each agent has been asked with and has answered, `observations` those it has not answered
     yet, `prompts` both as text, `actions` what has been sampled for the coming environment step. Where an agent's
     history was rewritten, its context begins anew: `samples` counts them, and `num_repeated` are the tokens at the
-    beginning of the observation that only repeat what was said before. `asked_s` is when the environment or the engine
+    beginning of the observation that only repeat what was said before. `moves` are what the environment says that an
+    opponent may do that is no language model. `asked_s` is when the environment or the engine
     was asked last.
     """
 
@@ -41,8 +46,14 @@ class Play:
     actions: dict[str, TokenIds] = field(default_factory=dict)
     early_rewards: dict[str, float] = field(default_factory=dict)
     prompts: dict[str, list[Message]] = field(default_factory=dict)
+    moves: dict[str, tuple[str, ...]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     num_repeated: dict[str, int] = field(default_factory=dict)
+
+    def has_used_up(self, max_turns: Mapping[str, int], to_act: Iterable[str]) -> bool:
+        """Return whether one of the agents to act has had the turns that its module may take."""
+        streams = [self.episode.streams[agent_id] for agent_id in to_act] if max_turns else []
+        return any(len(stream.turns) >= max_turns.get(stream.module_id, len(stream.turns) + 1) for stream in streams)
 
 
 @dataclass(frozen=True)
@@ -52,3 +63,25 @@ class Request:
     play: Play
     stream: Stream
     policy_version: int
+
+
+def params_by_module(
+    params: ParamsByModule, modules: Collection[str], *, max_model_len: int
+) -> dict[str, SamplingParams]:
+    """Return how each module samples.
+
+    Raises:
+        ConfigError: a module without parameters, or whose turn does not fit in a context.
+    """
+    if isinstance(params, SamplingParams):
+        params = dict.fromkeys(modules, params)
+    if missing := set(modules) - params.keys():
+        raise ConfigError(f"RolloutLoop: every module needs sampling params; got none for {sorted(missing)}. Add them.")
+    by_module = {module_id: params[module_id] for module_id in modules}
+    for p in by_module.values():
+        if not 1 <= p.max_new_tokens < max_model_len:
+            raise ConfigError(
+                f"RolloutLoop: max_new_tokens must be between 1 and max_model_len - 1 = {max_model_len - 1}; "
+                f"got {p.max_new_tokens}. Lower it or raise max_model_len."
+            )
+    return by_module

@@ -9,14 +9,14 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.repeated import Repeated
 
-from rllm_gym.types import Episode, Stream
+from rllm_gym.types import AGENT, Episode, Stream
 
 RLlibEpisode: TypeAlias = SingleAgentEpisode | MultiAgentEpisode
 
 
 def to_rllib_episode(episode: Episode, space: Repeated, *, is_multi_agent: bool) -> RLlibEpisode:
     """Return RLlib's form of an episode; its `custom_data` has `group`, `member`, `item_id` and `end_reason`."""
-    if is_multi_agent:
+    if is_multi_agent or set(episode.streams) - {AGENT}:
         out = _to_multi_agent_episode(episode)
     else:
         [stream] = episode.streams.values()

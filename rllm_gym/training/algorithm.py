@@ -14,18 +14,20 @@ from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, LEARNER_RESULTS
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
 
 from rllm_gym.callbacks.horizon_schedules import Stage
+from rllm_gym.callbacks.opponent_pool import Pool
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import Recorder
-from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
+from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import SampleData, deal
 from rllm_gym.learner.libraries import import_in_background
-from rllm_gym.rollout.env_runner import SampleResult
+from rllm_gym.rollout.env_runner import OpponentWeights, SampleResult
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
 from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.frozen import frozen_weights
 from rllm_gym.training.learner_deaths import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.no_env_runners import NoEnvRunners
@@ -42,6 +44,7 @@ class LLMAlgorithm(Algorithm):
 
     config: LLMConfig
     env_runner_group: Any
+    frozen_weights = staticmethod(frozen_weights)
 
     @override(Algorithm)
     @classmethod
@@ -58,6 +61,8 @@ class LLMAlgorithm(Algorithm):
         self.evaluation_on_start: dict[str, Any] | None = None
         self.num_groups_killed_runners = 0
         self._recorder: Recorder | None = None
+        self.opponent_pools: dict[str, Pool] = {}  # by agent; the Opponents callback keeps them ...
+        self.opponent_weights: OpponentWeights = {}  # ... and says who plays next
         self.environments = config.environments
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
         tell("building: the samplers with their engines, then the learners")
@@ -184,6 +189,16 @@ class LLMAlgorithm(Algorithm):
         module.set_state(weights[module_id])
         return module
 
+    def _sampler_state(self) -> dict[str, Any]:
+        """Return what samplers load: the policies' weights, and their version."""
+        components = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
+        return self.learner_group.get_state(components=components, inference_only=True)[COMPONENT_LEARNER]
+
+    def policy_weights(self, policy_id: str) -> tuple[int, Mapping[str, Any]]:
+        """Return a policy's version and weights, as an engine loads them; of LoRA the adapter's."""
+        state = self._sampler_state()
+        return state.get(WEIGHTS_SEQ_NO, 0), state[COMPONENT_RL_MODULE][policy_id]
+
     def _check_env_runners(self, what: str) -> None:
         for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
             if error is not None:
@@ -192,8 +207,7 @@ class LLMAlgorithm(Algorithm):
     def log_episodes(self, played: list[Episode], failed: list[Episode]) -> dict[str, float]:
         """Log what stands under `env_runners/`, and return it."""
         statistics = episode_metrics(played, failed)
-        by_role = metrics_by_role(played)
-        self.metrics.log_dict({**statistics, "by_role": by_role}, key=ENV_RUNNER_RESULTS, window=1)
+        self.metrics.log_dict({**statistics, "by_role": metrics_by_role(played)}, key=ENV_RUNNER_RESULTS, window=1)
         if len(self.environments) > 1:
             by_env = metrics_by_env(played, failed, [spec.name for spec in self.environments])
             for name, of_env in by_env.items():
@@ -241,10 +255,11 @@ class LLMAlgorithm(Algorithm):
         self, shares: Shares, max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> tuple[list[SampleResult], list[TaskGroup]]:
         """Play each runner's groups there; return the results, and the groups of runners that died."""
+        opponents = self.opponent_weights
         results = self.env_runner_group.foreach_env_runner(
             [
                 lambda runner, share=share: runner.sample_groups(
-                    share, max_episode_steps=max_episode_steps, params=params
+                    share, max_episode_steps=max_episode_steps, params=params, opponents=opponents
                 )
                 for share in shares.values()
             ],
@@ -272,9 +287,7 @@ class LLMAlgorithm(Algorithm):
         restored = env_runner_group.probe_unhealthy_env_runners()
         if restored:
             logger.warning("EnvRunners %s were restarted.", restored)
-            state = self.learner_group.get_state(
-                components=f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}", inference_only=True
-            )[COMPONENT_LEARNER]
+            state = self._sampler_state()
             env_runner_group.foreach_env_runner(
                 lambda runner: (runner.forget_weights(), runner.set_state(state)),
                 remote_worker_ids=restored,
@@ -282,21 +295,6 @@ class LLMAlgorithm(Algorithm):
                 timeout_seconds=None,
             )
         return restored or []
-
-    def check_failures(self, played: Sequence[Episode], failed: Sequence[Episode]) -> None:
-        """Say which episodes failed.
-
-        Raises:
-            TooManyFailedEpisodesError: more than `max_failed_fraction` of the episodes.
-        """
-        for episode in failed:
-            logger.warning("dropped an episode of %s: %s", episode.item_id, episode.error)
-        num_episodes = len(played) + len(failed)
-        if failed and len(failed) > self.config.max_failed_fraction * num_episodes:
-            raise TooManyFailedEpisodesError(
-                f"{type(self).__name__}: {len(failed)} of {num_episodes} episodes failed, more than "
-                f"max_failed_fraction {self.config.max_failed_fraction}. The first error: {failed[0].error}"
-            )
 
     # --- evaluation ---
 
@@ -356,6 +354,7 @@ class LLMAlgorithm(Algorithm):
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         state = super().get_state(*args, **kwargs)
         state["evaluation_on_start"] = self.evaluation_on_start
+        state["opponent_pools"] = {agent_id: pool.copy() for agent_id, pool in self.opponent_pools.items()}
         state["horizon_stages"] = {name: asdict(stage) for name, stage in self.horizon_stages.items()}
         return state
 
@@ -363,6 +362,7 @@ class LLMAlgorithm(Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.evaluation_on_start = state.get("evaluation_on_start")
+        self.opponent_pools = state.get("opponent_pools", {})
         self.horizon_stages = {name: Stage(**stage) for name, stage in state.get("horizon_stages", {}).items()}
 
     @override(Checkpointable)

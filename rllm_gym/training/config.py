@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 from ray.util.debug import log_once
 
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
+from rllm_gym.callbacks.opponent_pool import Opponent, opponents_of
+from rllm_gym.callbacks.opponents import Opponents
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import Keep
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
@@ -72,6 +76,35 @@ class LLMConfig(StrictConfig, CommonOptions):
         settings = {name: getattr(self, name) for name in names}
         settings["has_entropy_gradient"] = getattr(self, "entropy_coeff", 0.0) > 0
         return super()._model_config_auto_includes | settings
+
+    @override(AlgorithmConfig)
+    def get_multi_rl_module_spec(self, **kwargs: Any) -> MultiRLModuleSpec:
+        """Return RLlib's specification, in which policies have their own models and adapters."""
+        spec = super().get_multi_rl_module_spec(**kwargs)
+        for policy_id in self.algorithm_config_overrides_per_module.keys() & spec.rl_module_specs.keys():
+            policy = spec.rl_module_specs[policy_id]
+            own = {name: self.option_of(policy_id, name) for name in ("base_model", "lora")}
+            policy.model_config = {**policy.model_config, **own}
+        return spec
+
+    def option_of(self, policy_id: str, name: str) -> Any:
+        """Return an option as one policy has it."""
+        return self.algorithm_config_overrides_per_module.get(policy_id, {}).get(name, getattr(self, name))
+
+    @property
+    def opponent_specs(self) -> dict[str, Opponent]:
+        """Who plays each agent that is not the learner's."""
+        return opponents_of(getattr(self, "opponents", None))
+
+    def policy_of(self, agent_id: str) -> str:
+        """Return the policy of the run that plays an agent, or whose earlier selves do."""
+        return str(cast(Any, self.policy_mapping_fn)(agent_id, None)) if self.is_multi_agent else DEFAULT_MODULE_ID
+
+    @property
+    def max_turns(self) -> dict[str, int]:
+        """The horizons of policies that have one of their own, in turns of their agents."""
+        own = self.algorithm_config_overrides_per_module
+        return {name: of["max_episode_steps"] for name, of in own.items() if "max_episode_steps" in of}
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -131,8 +164,8 @@ class LLMConfig(StrictConfig, CommonOptions):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         callbacks: list[type] = force_list(self.callbacks_class)
-        if ScalingInter not in callbacks:
-            self.callbacks(callbacks_class=[ScalingInter, *callbacks])
+        if missing := [callback for callback in (ScalingInter, Opponents) if callback not in callbacks]:
+            self.callbacks(callbacks_class=[*missing, *callbacks])
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")  # RLlib's notice to those who come from the old stack
         super().validate()
         if self.in_evaluation:  # RLlib's copy for runners of its own, which there are none of
@@ -147,6 +180,14 @@ class LLMConfig(StrictConfig, CommonOptions):
             raise ConfigError(f"{who}: {ONLY_PLAYS[self.engine]}")
         if self.learns_from_its_trajectories and self.keep_episodes != "all":
             raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
+        for agent_id, opponent in self.opponent_specs.items():
+            if opponent.kind != "self" and (name := opponent.module_of(agent_id)) in self.policies:
+                raise ConfigError(f"{who}: no policy may have the name of an opponent; got {name!r}. Rename it.")
+        for policy_id in self.algorithm_config_overrides_per_module.keys() - set(self.policies):
+            raise ConfigError(
+                f"{who}: algorithm_config_overrides_per_module is for policies of the run; got {policy_id!r}. "
+                f"Did you mean {nearest(policy_id, self.policies)!r}?"
+            )
         if self.max_new_tokens >= self.max_model_len:
             raise ConfigError(
                 f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from rllm_gym.types import Episode, Stream
+from rllm_gym.types import AGENT, DEFAULT_MODULE, Episode, Stream
 
 
-def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str, float]:
+def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str, Any]:
     """Return the numbers under `env_runners/`; every one is finite, also without episodes.
 
     Returns of several agents are summed within an episode, as RLlib does. The table of names is in `docs/metrics.md`.
@@ -54,8 +55,20 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "prefix_cache_hit_fraction": sum(turn.num_cached_tokens for turn in turns) / max(1, num_prompt_tokens),
         "env_s_mean": _mean(episode.timings.get("env_s", 0.0) for episode in episodes),
         "engine_s_mean": _mean(episode.timings.get("engine_s", 0.0) for episode in episodes),
+        **_returns_by("agent", [stream.agent_id for stream in streams], streams, num_episodes),
+        **_returns_by("module", [stream.module_id for stream in streams], streams, num_episodes),
         **{f"reward_{name}_mean": sum(t.rewards.get(name, 0.0) for t in turns) / num_episodes for name in names},
     }
+
+
+def _returns_by(what: str, names: Sequence[str], streams: Sequence[Stream], num_episodes: int) -> dict[str, Any]:
+    """Return what each agent, or each policy's agents, earned in an episode, on average, under RLlib's name."""
+    if set(names) <= {AGENT, DEFAULT_MODULE} and {stream.agent_id for stream in streams} <= {AGENT}:
+        return {}
+    totals = dict.fromkeys(sorted(names), 0.0)
+    for name, stream in zip(names, streams, strict=True):
+        totals[name] += stream.total_reward / num_episodes
+    return {f"{what}_episode_returns_mean": totals}
 
 
 BY_ENV = (

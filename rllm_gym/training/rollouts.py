@@ -27,12 +27,16 @@ def samples_of(
     """Return the samples of an episode: one for each context of each agent that has acted.
 
     Args:
-        group_of: an agent's group among those of the train step.
+        group_of: the group, among those of the train step, of what an agent plays in this task.
         invalid_action_penalty: taken off the reward of every turn whose action the environment called invalid.
         max_tokens: append the final observation of a truncated episode, up to so many tokens in all, for a critic to
             bootstrap from; None leaves it out.
     """
     samples = []
+    earned = {
+        agent_id: sum(t.reward - invalid_action_penalty * t.is_invalid_action for t in stream.turns)
+        for agent_id, stream in episode.streams.items()
+    }
     for stream in episode.streams.values():
         contexts = stream.contexts
         for part, context in enumerate(contexts):
@@ -44,11 +48,13 @@ def samples_of(
                 Sample.of_turns(
                     [replace(t, reward=t.reward - invalid_action_penalty * t.is_invalid_action) for t in context],
                     final_observation_ids=final_ids,
-                    group=group_of(stream.agent_id),
+                    group=group_of(stream.role),
                     episode=episode.episode_id,
                     part=part,
                     agent=stream.agent_id,
+                    role=stream.role,
                     module=stream.module_id,
+                    others_return=sum(value for agent_id, value in earned.items() if agent_id != stream.agent_id),
                     is_terminated=episode.end_reason == "terminated",
                     is_overlong=episode.end_reason == "context_limit",
                     is_success=is_success(episode),
@@ -111,6 +117,12 @@ class Rollouts:
     def return_N(self) -> torch.Tensor:
         """Float64, the sum of the rewards."""
         return self.reward_NK.double().sum(1).round(decimals=RETURN_DECIMALS)
+
+    @property
+    def others_return_N(self) -> torch.Tensor:
+        """Float64, what the other agents of each row's episode have earned."""
+        others = torch.tensor([row[0].others_return for row in self.rows], dtype=torch.float64)
+        return others.round(decimals=RETURN_DECIMALS)
 
     @property
     def group_N(self) -> torch.Tensor:

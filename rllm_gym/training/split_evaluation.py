@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
+from rllm_gym.training.failures import check_failures
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.task_sampler import evaluation_groups
 from rllm_gym.types import Episode, SamplingParams
@@ -80,7 +81,7 @@ def evaluate_split(
     episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, params=params)
     _name_after(split, [*episodes, *failed])
     algorithm.record(algorithm.training_iteration, [*episodes, *failed], split=split, horizons=horizons)
-    algorithm.check_failures(episodes, failed)
+    check_failures(algorithm, episodes, failed)
     metrics: dict[str, Any] = episode_metrics(episodes, failed)
     metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
     if len(schedules) > 1:

@@ -36,6 +36,12 @@ def make_pass_the_word(config):
     return PassTheWord(**config)
 
 
+def make_take_away(config):
+    from tests.envs.toy_multi_agent import TakeAway
+
+    return TakeAway(**config)
+
+
 def toy_config(base_model, env: str = "say_the_word", method: str = "GRPO", **options):
     """A method on a toy environment: 8 groups of 16 episodes of one turn, two seconds a train step."""
     from rllm_gym.algorithms.registry import get_algorithm_class

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.algorithms.algorithm_helpers import make_deadly, make_flaky, make_pass_the_word, make_say_the_word
+from tests.algorithms.algorithm_helpers import (
+    make_deadly,
+    make_flaky,
+    make_pass_the_word,
+    make_say_the_word,
+    make_take_away,
+)
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +21,7 @@ def toy_environments(ray_cluster):
     register_env("flaky", make_flaky)
     register_env("deadly", make_deadly)
     register_env("pass_the_word", make_pass_the_word)
+    register_env("take_away", make_take_away)
 
 
 @pytest.fixture

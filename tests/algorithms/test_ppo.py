@@ -42,7 +42,7 @@ def ppo_config(base_model, env: str = "say_the_word", **options) -> PPOConfig:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"critic": "none"}, "critic must be one of separate, shared; got 'none'."),
+        ({"critic": "none"}, "critic must be one of separate, shared, centralised; got 'none'."),
         ({"gae_per": "step"}, "gae_per must be one of token, turn; got 'step'."),
         ({"lambda": 1.5}, "lambda_ must be a number of at least 0 and at most 1; got 1.5."),
         ({"gamma": -0.1}, "gamma must be a number of at least 0 and at most 1; got -0.1."),

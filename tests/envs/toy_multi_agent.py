@@ -1,4 +1,4 @@
-"""PassTheWord: a toy environment for two agents, by turns or at the same time."""
+"""Toy environments for two agents: PassTheWord, by turns or at the same time, and TakeAway, a game with a winner."""
 
 from __future__ import annotations
 
@@ -88,3 +88,64 @@ class PassTheWord(TextMultiAgentEnv):
 
     def _info(self, agent: str) -> dict[str, Any]:
         return {"is_success": self._points[agent] == self.num_rounds, "category": "pass_the_word"}
+
+
+class TakeAway(TextMultiAgentEnv):
+    """From a pile of stones two players take one or two in turns; whoever takes the last one wins.
+
+    Reward: 1 for the winner and -1 for the other in the last step. Who says anything but "1" or "2", or takes more than
+    there is, loses. Info: `legal_actions` of who is to act, `role` ("first" or "second"), `is_success`.
+
+    Args:
+        swap_seats: player_1 begins where the seed is odd.
+        is_lenient: every text is a move, for models that write anything: by its length.
+    """
+
+    def __init__(self, *, swap_seats: bool = False, is_lenient: bool = False) -> None:
+        super().__init__(("player_0", "player_1"))
+        self.swap_seats, self.is_lenient = swap_seats, is_lenient
+        self._pile, self._order, self._num_moves = 0, self.possible_agents, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+        super().reset(seed=seed)
+        item_id = (options or {}).get("item_id")
+        self._pile = int(self.np_random.integers(3, 8)) if item_id is None else int(item_id)
+        self._order = self.possible_agents[:: -1 if self.swap_seats and (seed or 0) % 2 else 1]
+        self._num_moves = 0
+        return self._observe()
+
+    def step(
+        self, action_dict: dict[str, str]
+    ) -> tuple[dict[str, str], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        [(mover, text)] = action_dict.items()
+        other = self._order[1 - self._order.index(mover)]
+        if self.is_lenient:
+            text = str(max(1, min(len(text) % 3, self._pile)))
+        is_legal = text in self._legal()
+        self._num_moves += 1
+        if is_legal:
+            self._pile -= int(text)
+        if is_legal and self._pile:
+            observations, infos = self._observe()
+            return observations, {}, {"__all__": False}, {"__all__": False}, infos
+        winner = mover if is_legal else other
+        rewards = {agent: 1.0 if agent == winner else -1.0 for agent in self._order}
+        infos = {agent: {**self._info(agent), "is_success": agent == winner} for agent in self._order}
+        infos[mover]["is_invalid_action"] = not is_legal
+        return {}, rewards, {"__all__": True}, {"__all__": False}, infos
+
+    def expert_action(self, agent_id: str) -> str:
+        """Leave a multiple of three, if one can."""
+        return str(self._pile % 3 or 1)
+
+    def _legal(self) -> list[str]:
+        return [str(count) for count in (1, 2) if count <= self._pile]
+
+    def _observe(self) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+        mover = self._order[self._num_moves % 2]
+        return {mover: f"{self._pile} left."}, {mover: {**self._info(mover), "legal_actions": self._legal()}}
+
+    def _info(self, agent: str) -> dict[str, Any]:
+        return {"role": ("first", "second")[self._order.index(agent)], "category": "take_away"}

@@ -165,3 +165,13 @@ def test_an_invalid_action_costs_its_turn_the_penalty_and_leaves_the_episode_as_
     assert x.reward.tolist() == [0, 0, 0, 0.5, 0, -0.125]
     assert y.reward.tolist() == [0, 0.25]
     assert played.streams["x"].total_reward == 0.5
+
+
+def test_a_sample_knows_its_role_and_what_the_other_agents_have_earned():
+    played = two_agents()
+    played.streams["y"].role = "seat 0"
+    x, y = samples_of(played, {"x": 4, "seat 0": 5}.get, invalid_action_penalty=0.125)
+    assert (x.role, y.role) == ("x", "seat 0")  # an agent's own name, where nobody says otherwise
+    assert (x.group, y.group) == (4, 5)  # who played the same, not who has the same name, is compared
+    assert (x.others_return, y.others_return) == (0.25, 0.5 - 0.125)
+    assert Rollouts([x, y]).others_return_N.tolist() == [0.25, 0.375]

@@ -205,7 +205,7 @@ class Run:
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        state = self.algo.learner_group.get_weights()["default_policy"]
+        state = self.algo.learner_group.get_weights().get("default_policy", {})  # of several policies none
         return {name: torch.as_tensor(value).float().numpy().copy() for name, value in state.items()}
 
     @property

@@ -240,12 +240,17 @@ POLICY_GRADIENT: dict[str, Row] = {
     "max_empty_steps": Row(1, lambda run: len(run.results), NO_REWARD),
     "max_refill_rounds": Row(2, lambda run: len(run.samples), NO_REWARD),
 }
+COMPARED = {
+    "advantage": Row("agent_turn", advantages),
+    "role_decay": Row(0.5, advantages, {"advantage": "role"}),
+}
 OWN: dict[str, dict[str, Row]] = {
     "GRPO": {
         "normalize_std": Row(False, advantages),
         "overlong_buffer": Row(0.9, advantages),
         "step_weight": Row(1.0, advantages),
         "step_gamma": Row(0.1, advantages, {"step_weight": 1.0}),
+        **COMPARED,
         "preset": Row("gspo", metric("num_optimizer_steps")),
     },
     "PPO": {
@@ -263,7 +268,7 @@ OWN: dict[str, dict[str, Row]] = {
         "vf_loss_coeff": Row(10.0, losses, {"critic": "shared"}),
         "vf_clip": Row(1e-4, critic_weights, {"critic_epochs": 3, "critic_lr": 1e-2}),
     },
-    "RLOO": {},
+    "RLOO": {**COMPARED, "step_gamma": Row(0.1, advantages, {"advantage": "agent_turn"})},
     "ReMax": {},
     "ReinforcePP": {
         "gamma": Row(0.5, advantages, {"group_size": 4}),
@@ -317,6 +322,8 @@ ELSEWHERE = {
     "policies": "tests/algorithms/test_grpo.py",
     "policy_mapping_fn": "tests/algorithms/test_grpo.py",
     "policies_to_train": "tests/algorithms/test_grpo.py",
+    "opponents": "tests/wiring/test_opponents.py",
+    "algorithm_config_overrides_per_module": "tests/wiring/test_multi_agent.py",
     "skip_non_finite_steps": "tests/learner/test_non_finite.py",
     "env_runner_restore_timeout_s": "tests/training/test_replay.py",
     "callbacks_on_checkpoint_loaded": "tests/wiring/test_joints.py",

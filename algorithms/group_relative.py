@@ -1,0 +1,90 @@
+"""What GRPO and RLOO share: whose returns an agent's return is compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.utils.annotations import override
+
+from rllm_gym.algorithms.functional import joint_advantage, role_advantage, turn_advantage
+from rllm_gym.algorithms.policy_config import PolicyGradientConfig
+from rllm_gym.algorithms.policy_gradient import PolicyGradient
+from rllm_gym.errors import ConfigError
+from rllm_gym.options.each_method import GroupRelativeOptions
+from rllm_gym.training.rollouts import Rollouts
+
+
+class GroupRelativeConfig(PolicyGradientConfig, GroupRelativeOptions):
+    """Options of the methods that compare the episodes of a group."""
+
+    @property
+    @override(PolicyGradientConfig)
+    def _needs_group(self) -> bool:  # type: ignore[override]
+        return self.advantage != "role"
+
+    @override(PolicyGradientConfig)
+    def validate(self) -> None:
+        super().validate()
+        if not self.in_evaluation and self.advantage == "joint" and self.is_kl_in_reward:
+            raise ConfigError(
+                f"{type(self).__name__}: advantage: joint compares what a team has earned, in which the KL to one "
+                "policy's reference has no place; got kl_in: reward. Set kl_in: loss."
+            )
+
+
+class GroupRelative(PolicyGradient):
+    """Reinforces what did better than what it is compared with; a method gives `compare`."""
+
+    config: GroupRelativeConfig
+
+    def compare(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
+        """Return how much better each return is than the others of its group, [N]."""
+        raise NotImplementedError
+
+    @override(PolicyGradient)
+    def setup(self, config: GroupRelativeConfig) -> None:
+        self.role_baselines: dict[str, float] = {}  # by module, environment and role
+        super().setup(config)
+
+    @override(PolicyGradient)
+    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+        group_N, return_N = rollouts.group_N, self.returns(rollouts)
+        match self.config.advantage:
+            case "agent":  # for a group holds the episodes of one role
+                return self.compare(return_N, group_N)
+            case "joint":
+                return joint_advantage(return_N, rollouts.others_return_N, group_N, compare=self.compare)
+            case "role":
+                advantage_N, self.role_baselines = role_advantage(
+                    return_N, self._roles(rollouts), self.role_baselines, decay=self.config.role_decay
+                )
+                return advantage_N
+        reward_NU, mask_NU, gamma = self.turn_rewards(rollouts), rollouts.turn_mask_NU, self.config.step_gamma
+        turn_NU = torch.arange(mask_NU.shape[1]).expand_as(mask_NU)
+        return rollouts.of_turns(
+            turn_advantage(reward_NU, turn_NU, mask_NU, group_N, gamma=gamma, compare=self.compare)
+        )
+
+    def returns(self, rollouts: Rollouts) -> torch.Tensor:
+        """Return what each row has earned, float64 [N]."""
+        return rollouts.return_N
+
+    def turn_rewards(self, rollouts: Rollouts) -> torch.Tensor:
+        """Return the reward of each turn, float64 [N, U]; what `returns` adds stands at the last one."""
+        reward_NU, last_N = rollouts.turn_reward_NU, rollouts.turn_mask_NU.sum(1) - 1
+        return reward_NU.scatter_add(1, last_N[:, None], (self.returns(rollouts) - rollouts.return_N)[:, None])
+
+    def _roles(self, rollouts: Rollouts) -> list[str]:
+        first = [row[0] for row in rollouts.rows]
+        games = [self.environments[self.sampled.tasks[sample.group].env_index].name for sample in first]
+        return [f"{sample.module}/{game}/{sample.role}" for sample, game in zip(first, games, strict=True)]
+
+    @override(PolicyGradient)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().get_state(*args, **kwargs) | {"role_baselines": dict(self.role_baselines)}
+
+    @override(PolicyGradient)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.role_baselines = dict(state.get("role_baselines", {}))
