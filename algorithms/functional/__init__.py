@@ -1,7 +1,7 @@
 """The mathematics of the methods: pure functions over torch tensors that read like the papers.
 
-A method is an advantage (`advantages.py`; of several agents `several_agents.py`), a loss per token (`losses.py`) and one
-`aggregate` of it.
+A method is an advantage (`advantages.py`; of several agents `several_agents.py`), a loss per token (`losses.py`) and
+one `aggregate` of it.
 
 Shape letters: B rows (sequences), T tokens, N returns, U turns, G groups, K sampled tokens. Masks are bool, True where
 the policy sampled the token. What a mask hides may hold any value, inf and nan included, and comes out as 0. Losses are
