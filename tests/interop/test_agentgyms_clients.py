@@ -17,7 +17,7 @@ from tools.record_agentgym import PLAYED, item_of_goal, play
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.interop,
-    pytest.mark.skipif("AGENTGYM_SRC" not in os.environ, reason="AGENTGYM_SRC names no checkout of AgentGym"),
+    pytest.mark.skipif(not os.environ.get("AGENTGYM_SRC"), reason="AGENTGYM_SRC names no checkout of AgentGym"),
 ]
 
 
