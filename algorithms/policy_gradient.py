@@ -13,7 +13,7 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import LEARNER_RESULTS
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
 from rllm_gym.algorithms.functional import (
     Counts,
@@ -33,6 +33,8 @@ from rllm_gym.learner.rl_module import load_language_model, logps_of, read
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.failures import check_failures
 from rllm_gym.training.rollouts import Rollouts, samples_of
+from rllm_gym.training.task_difficulty import TaskDifficulty
+from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
 from rllm_gym.types import Episode, Sample, TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,12 @@ class PolicyGradient(LLMAlgorithm):
         self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
         self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
         super().setup(config)
+        names = [spec.name for spec in self.environments]
+        self.task_difficulty = TaskDifficulty(names, min_probability=config.min_probability)
+        if config.task_sampling == "difficulty":
+            uniform = self.task_sampler
+            assert isinstance(uniform, TaskSampler)
+            self.task_sampler = DifficultySampler(uniform, self.task_difficulty, lambda: self.horizons)
 
     @override(Algorithm)
     def training_step(self) -> None:
@@ -95,6 +103,7 @@ class PolicyGradient(LLMAlgorithm):
         finally:
             # Whatever has failed, what was sampled is not lost.
             self.record(step, self.sampled.played + self.sampled.failed, self.sampled.samples)
+        self.task_difficulty.record(step, self.sampled.played, self.horizons)
         trained = self.sampled.trained
         results = self.update(trained, kl_coeff=self.kl_coeff)
         learned_at = time.perf_counter()
@@ -213,6 +222,7 @@ class PolicyGradient(LLMAlgorithm):
         sampled = self.sampled
         statistics = self.log_episodes(sampled.played, sampled.failed)
         num_groups, num_kept = (len({s.group for s in samples}) for samples in (sampled.samples, sampled.trained))
+        self.metrics.log_value((ENV_RUNNER_RESULTS, "useful_group_share"), num_kept / max(1, num_groups), window=1)
         turns = [turn for e in sampled.played for stream in e.streams.values() for turn in stream.turns]
         self.metrics.log_dict(
             {
@@ -232,6 +242,7 @@ class PolicyGradient(LLMAlgorithm):
     @override(LLMAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         mine = {"num_empty_steps": self.num_empty_steps, "kl_coeff": dict(self.kl_coeff)}
+        mine["task_difficulty"] = self.task_difficulty.get_state()
         return super().get_state(*args, **kwargs) | mine
 
     @override(LLMAlgorithm)
@@ -239,6 +250,7 @@ class PolicyGradient(LLMAlgorithm):
         super().set_state(state)
         self.num_empty_steps = state.get("num_empty_steps", 0)
         self.kl_coeff = dict(state.get("kl_coeff", {}))
+        self.task_difficulty.set_state(state.get("task_difficulty", {}))
 
 
 class PolicyLearner(DeepSpeedLearner):

@@ -123,8 +123,24 @@ MUTANTS = [
     option(
         "normalize_std",
         "algorithms/grpo.py",
-        "group_N, normalize_std=config.normalize_std",
-        "group_N, normalize_std=True",
+        "normalize_std=self.config.normalize_std",
+        "normalize_std=True",
+    ),
+    option("task_sampling", POLICY, 'config.task_sampling == "difficulty"', "False"),
+    option("min_probability", POLICY, "min_probability=config.min_probability", "min_probability=0.1"),
+    Mutant(
+        "the tasks' difficulty is forgotten by checkpoints",
+        POLICY,
+        'self.task_difficulty.set_state(state.get("task_difficulty", {}))',
+        "pass",
+        f"{JOINTS} -k takes_the_same_next_step",
+    ),
+    Mutant(
+        "the tasks' difficulty never fades",
+        "rllm_gym/training/task_difficulty.py",
+        "((train_step - at) / HALF_LIFE)",
+        "0",
+        "tests/training/test_task_difficulty.py",
     ),
     option("overlong_filter", POLICY, "self.config.overlong_filter and sample.is_overlong", "False"),
     option(

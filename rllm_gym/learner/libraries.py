@@ -22,10 +22,9 @@ def import_deepspeed() -> Any:
 
 
 def import_in_background() -> None:
-    """Begin to import both in a thread, for a learner that this process will build when the samplers are there."""
+    """Begin to import transformers in a thread, for a learner that this process will build when the samplers are there.
 
-    def import_them() -> None:
-        import_deepspeed()
-        importlib.import_module("transformers.models.auto.modeling_auto")
-
-    threading.Thread(target=import_them, name="imports", daemon=True).start()
+    DeepSpeed is not for a thread: it turns this process's stderr elsewhere while it tries a compiler.
+    """
+    name = "transformers.models.auto.modeling_auto"
+    threading.Thread(target=importlib.import_module, args=[name], name="imports", daemon=True).start()

@@ -116,6 +116,17 @@ class PolicyGradientOptions(CommonOptions):
             "failed (`success`), or none (`off`)."
         ),
     ] = "advantage"
+    task_sampling: Annotated[
+        Literal["uniform", "difficulty"],
+        Doc(
+            "which tasks are played: `uniform`, each once before any is played again; `difficulty`, more often those "
+            "whose episodes have ended differently of late, at the present horizon, for only these teach."
+        ),
+    ] = "uniform"
+    min_probability: Annotated[
+        Annotated[float, Field(gt=0, le=1)],
+        Doc("with `task_sampling: difficulty`: a task's least probability, as a share of that of `uniform`."),
+    ] = 0.1
     max_empty_steps: Annotated[
         Count, Doc("train steps in a row that may teach nothing (all groups dropped) before the run stops.")
     ] = 10

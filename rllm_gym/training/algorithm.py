@@ -33,7 +33,7 @@ from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_b
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
-from rllm_gym.training.task_sampler import TaskSampler
+from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class LLMAlgorithm(Algorithm):
         return self._item_ids[key]
 
     @functools.cached_property
-    def task_sampler(self) -> TaskSampler:
+    def task_sampler(self) -> TaskSampler | DifficultySampler:
         item_ids = [self.item_ids(env_index) for env_index in range(len(self.environments))]
         weights = [spec.weight for spec in self.environments]
         return TaskSampler(item_ids, weights, seed=self.config.seed or 0, group_size=self.config.group_size)

@@ -1,11 +1,18 @@
-"""Which tasks a train step plays: a pure function of the seed and the step, so that resuming needs no state."""
+"""Which tasks a train step plays.
+
+`TaskSampler` is a pure function of the seed and the step, so that resuming needs no state. `DifficultySampler` looks at
+how the tasks have gone, too, which checkpoints keep.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from rllm_gym.errors import ConfigError
+from rllm_gym.training.task_difficulty import TaskDifficulty
 from rllm_gym.types import TaskGroup
 
 FIRST_REFILL = 2**20
@@ -27,7 +34,7 @@ class TaskSampler:
     def __init__(
         self, item_ids: Sequence[Sequence[str] | None], weights: Sequence[float], *, seed: int, group_size: int
     ) -> None:
-        self._item_ids, self._seed, self._group_size = item_ids, seed, group_size
+        self.item_ids, self.seed, self._group_size = item_ids, seed, group_size
         self._shares = np.asarray(weights) / np.sum(weights)
         self._env_order: list[int] = []
 
@@ -41,19 +48,19 @@ class TaskSampler:
             env_index = self._env_order[first + k]
             item = self._item(env_index, int(num_dealt[env_index]))
             num_dealt[env_index] += 1
-            groups.append(TaskGroup((self._seed, train_step, k), item, self._group_size, env_index))
+            groups.append(TaskGroup((self.seed, train_step, k), item, self._group_size, env_index))
         return groups
 
     def refill(self, train_step: int, round: int, num_groups: int) -> list[TaskGroup]:
         """Return groups in place of some that were dropped: tasks drawn at random, outside the epochs' order."""
-        rng = np.random.default_rng(np.random.SeedSequence((self._seed, train_step, 1 + round)))
+        rng = np.random.default_rng(np.random.SeedSequence((self.seed, train_step, 1 + round)))
         first = (1 + round) * FIRST_REFILL  # beyond the indices of `groups`
         groups = []
         for k in range(num_groups):
             env_index = int(rng.choice(len(self._shares), p=self._shares))
-            items = self._item_ids[env_index]
+            items = self.item_ids[env_index]
             item = None if items is None else items[int(rng.integers(len(items)))]
-            groups.append(TaskGroup((self._seed, train_step, first + k), item, self._group_size, env_index))
+            groups.append(TaskGroup((self.seed, train_step, first + k), item, self._group_size, env_index))
         return groups
 
     def _extend_order(self, length: int) -> None:
@@ -65,12 +72,62 @@ class TaskSampler:
             self._env_order.append(env_index)
 
     def _item(self, env_index: int, position: int) -> str | None:
-        items = self._item_ids[env_index]
+        items = self.item_ids[env_index]
         if items is None:
             return None
         epoch, k = divmod(position, len(items))
-        order = np.random.default_rng(np.random.SeedSequence((self._seed, epoch))).permutation(len(items))
+        order = np.random.default_rng(np.random.SeedSequence((self.seed, epoch))).permutation(len(items))
         return items[order[k]]
+
+
+class DifficultySampler:
+    """Deals what a `TaskSampler` does, with other tasks: drawn by how much they teach, each once in a train step.
+
+    Args:
+        sampler: says which environments play, and how often.
+        difficulty: how likely each task is.
+        horizons: returns the present ones, by the environments' names.
+
+    Raises:
+        ConfigError: an environment numbers no tasks.
+    """
+
+    def __init__(
+        self,
+        sampler: TaskSampler,
+        difficulty: TaskDifficulty,
+        horizons: Callable[[], Mapping[str, int | None]],
+    ) -> None:
+        if None in sampler.item_ids:
+            raise ConfigError(
+                "task_sampling: difficulty needs environments that number their tasks; got one that draws them by its "
+                "own seed. Set uniform."
+            )
+        self._sampler, self._difficulty, self._horizons = sampler, difficulty, horizons
+        self._dealt: set[tuple[int, str]] = set()  # in the present train step
+
+    def groups(self, train_step: int, num_groups: int) -> list[TaskGroup]:
+        """Return the train step's groups, with `TaskSampler`'s keys."""
+        self._dealt.clear()
+        return self._redealt(self._sampler.groups(train_step, num_groups), train_step, 0)
+
+    def refill(self, train_step: int, round: int, num_groups: int) -> list[TaskGroup]:
+        """Return groups in place of some that were dropped."""
+        return self._redealt(self._sampler.refill(train_step, round, num_groups), train_step, 1 + round)
+
+    def _redealt(self, groups: list[TaskGroup], train_step: int, round: int) -> list[TaskGroup]:
+        rng = np.random.default_rng(np.random.SeedSequence((self._sampler.seed, train_step, round, 1)))
+        out = []
+        for group in groups:
+            items = self._sampler.item_ids[group.env_index] or ()
+            probability_N = self._difficulty.probabilities(train_step, group.env_index, items, self._horizons())
+            is_new_N = np.array([(group.env_index, item) not in self._dealt for item in items])
+            if is_new_N.any():
+                probability_N = probability_N * is_new_N
+            item = items[int(rng.choice(len(items), p=probability_N / probability_N.sum()))]
+            self._dealt.add((group.env_index, item))
+            out.append(replace(group, item_id=item))
+        return out
 
 
 def evaluation_groups(

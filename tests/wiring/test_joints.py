@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rllm_gym.algorithms import policy_gradient
 from rllm_gym.data import best_and_worst, read_episodes
 from rllm_gym.training.sample_maker import is_wanted
 from tests.conftest import make_tokenizer
@@ -23,6 +24,20 @@ def restless_model(tmp_path_factory, tiny_model):
     """The tiny model with dropout everywhere, which no pass may use."""
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, attention_dropout=0.5)
     folder = tmp_path_factory.mktemp("restless")
+    lm.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference_model(tmp_path_factory, tiny_model):
+    """The tiny model after a step in some direction: a policy has a KL to it."""
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    folder = tmp_path_factory.mktemp("reference")
     lm.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
@@ -54,13 +69,18 @@ def plain_loss(base_model, found: Run, config) -> tuple[torch.Tensor, torch.nn.M
 @pytest.mark.parametrize(
     "terms", [{}, {"entropy_coeff": 0.7}, {"kl_coeff": 0.9}, {"entropy_coeff": 0.3, "kl_coeff": 2.0}]
 )
-def test_the_loss_of_several_micro_batches_is_plain_torchs(ray_cluster, restless_model, other_model, terms):
+def test_the_loss_of_several_micro_batches_is_plain_torchs(
+    ray_cluster, restless_model, reference_model, terms, monkeypatch
+):
+    # Another reference than the policy itself, to which the KL would be 0.
+    load = policy_gradient.load_language_model
+    monkeypatch.setattr(policy_gradient, "load_language_model", lambda _, dtype: load(str(reference_model), dtype))
     settings = {"clip_low": 0.05, "clip_high": 0.5, "temperature": 0.8, "kl_coeff": 0.0, "entropy_coeff": 0.0} | terms
     options = MANY_MICRO_BATCHES | settings | {"kl_kind": "k3"}
     with run(restless_model, **options) as found:
         assert len(found.batches) > 3
         assert found.metrics["clip_fraction"] > 0.2
-        loss, lm = plain_loss(restless_model, found, settings | {"reference": restless_model})
+        loss, lm = plain_loss(restless_model, found, settings | {"reference": reference_model})
         loss.backward()
         assert sum(found.losses) == pytest.approx(float(loss.detach()), abs=1e-5)
         after = found.weights
@@ -173,7 +193,14 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize(("method", "options"), [("GRPO", RESUMED), ("PPO", {"critic_lr": 1e-2, "lr": 1e-2})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("GRPO", RESUMED),
+        ("GRPO", {"task_sampling": "difficulty", "min_probability": 0.01}),
+        ("PPO", {"critic_lr": 1e-2, "lr": 1e-2}),
+    ],
+)
 def test_a_resumed_run_takes_the_same_next_step(ray_cluster, tiny_model, tmp_path, method, options):
     options = dict(options)
     with run(tiny_model, method=method, steps=2, **options) as straight:

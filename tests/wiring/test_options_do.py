@@ -30,6 +30,7 @@ from tests.wiring.harness import Maze, Run, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CALLED: list[str] = []
+ITEMS = [f"maze_{number}" for number in range(0, 12, 2)]
 NO_REWARD = {"env_config": {"reward": 0.0}}
 SGD = {"deepspeed": {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}}
 KL = {"kl_coeff": 0.5, "lr": 1e-2}
@@ -237,6 +238,10 @@ POLICY_GRADIENT: dict[str, Row] = {
     "invalid_action_penalty": Row(1.0, advantages),
     "overlong_filter": Row(True, lambda run: len(run.trained), {"max_model_len": 100}),
     "filter_groups": Row("off", lambda run: len(run.trained), NO_REWARD),
+    "task_sampling": Row("difficulty", lambda run: [episode.item_id for episode in run.algo.sampled.played]),
+    "min_probability": Row(
+        1.0, lambda run: run.algo.task_difficulty.probabilities(2, 0, ITEMS, run.algo.horizons).tolist(), steps=2
+    ),
     "max_empty_steps": Row(1, lambda run: len(run.results), NO_REWARD),
     "max_refill_rounds": Row(2, lambda run: len(run.samples), NO_REWARD),
 }
