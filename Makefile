@@ -81,9 +81,12 @@ docs: install
 	$(VENV)/bin/mkdocs build --strict
 
 # pytest prints the slowest tests (pyproject.toml).
+# Two at a time, a file each: each wants a core and 4 GB. `make test WORKERS=0` runs them one after the other.
+WORKERS ?= 2
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
-	$(VENV)/bin/python -m pytest -m "(not slow or promise)$(NO_GPU)"
+	$(PYTEST) -m "(not slow or promise)$(NO_GPU)"
 
 test-all: test slow-tests test-interop
 
@@ -101,7 +104,7 @@ $(VERIFIERS)/.installed:
 	touch $@
 
 slow-tests: install
-	$(VENV)/bin/python -m pytest -m "slow and not promise and not interop$(NO_GPU)"
+	$(PYTEST) -m "slow and not promise and not interop$(NO_GPU)"
 
 # Plants faults, and prints those that no test notices: an hour.
 mutants: install

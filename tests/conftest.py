@@ -116,11 +116,12 @@ def needs_textworld() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let what libraries drop into the temporary folder, in any process, go with the session.
 
-    Pytest's own folder stays where it is, and so does what torch has compiled.
+    Pytest's own folder stays where it is, and so does what torch has compiled. With xdist every worker is a session.
     """
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    folder = tempfile.mkdtemp(prefix="rg-")  # short: sockets lie there, whose paths have 107 characters at most
+    # Short: sockets lie there, whose paths have 107 characters at most. So not within that of an xdist worker's master.
+    folder = tempfile.mkdtemp(prefix="rg-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
@@ -154,6 +155,7 @@ SLOW_FIRST = (
 )
 MOST_CPU_S = 5.0
 UNTIL_S = "RLLM_GYM_SLOW_TESTS_S"  # after so many seconds no other test begins
+TOO_LONG, LEFT_OUT = "too_long_s", "left_out"  # properties of a report, which xdist's workers send to their master
 too_long: dict[str, float] = {}
 left_out: list[str] = []
 
@@ -183,14 +185,22 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     finally:
         is_marked = any(item.get_closest_marker(name) for name in ("slow", "promise", "gpu"))
         if (seconds := cpu_s() - begun_s) > MOST_CPU_S and not is_marked:
-            too_long[item.nodeid] = seconds
+            item.user_properties.append((TOO_LONG, seconds))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     until_s = float(os.environ.get(UNTIL_S, "inf"))
     if time.monotonic() - BEGUN_S > until_s:
-        left_out.append(item.nodeid)
+        item.user_properties.append((LEFT_OUT, until_s))
         pytest.skip(f"left out: {until_s:.0f} s are over")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, value in report.user_properties if report.when == "teardown" else ():
+        if name == TOO_LONG:
+            too_long[report.nodeid] = value
+        elif name == LEFT_OUT:
+            left_out.append(report.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

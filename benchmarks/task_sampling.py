@@ -1,0 +1,90 @@
+"""Tasks drawn by difficulty beside uniform ones: the quickstart's run with both, how many groups teach, and success.
+
+    .venv/bin/python benchmarks/task_sampling.py                 # five seeds of each: two hours on one core
+    .venv/bin/python benchmarks/task_sampling.py --seeds 0 1
+    .venv/bin/python benchmarks/task_sampling.py --report      # the table of runs that are there
+
+    .venv/bin/python benchmarks/task_sampling.py --report      # the table of the runs that are there
+the success while sampling is of easier or harder tasks. The last line compares the tokens that both had sampled
+when they first reached the success with which `uniform` ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+QUICKSTART = Path(__file__).parent.parent / "tuned_examples" / "quickstart.yaml"
+KINDS = ("uniform", "difficulty")
+
+
+def train(folder: Path, kind: str, seed: int) -> None:
+    """Run the quickstart with a way of sampling tasks, in a process of its own."""
+    name = f"{kind}_{seed}"
+    if (folder / "runs" / name / "summary.json").exists():
+        return
+    [experiment] = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8")).values()
+    experiment["config"] |= {"seed": seed, "task_sampling": kind, "evaluation_interval": 10, "evaluation_seed": 0}
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump({name: experiment}), encoding="utf-8")
+    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", file, "--storage-path", folder / "runs"]
+    subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
+
+
+def rows_of(folder: Path, kind: str, seed: int) -> list[dict[str, Any]]:
+    [file] = (folder / "runs" / f"{kind}_{seed}").glob("*/result.json")
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def curve(rows: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
+    """Return (tokens sampled so far, success on training tasks, on held-out ones) at every evaluation."""
+    points, num_tokens = [], 0.0
+    for row in rows:
+        num_tokens += row["env_runners"]["num_sampled_tokens"]
+        if "evaluation" in row:
+            splits = [row["evaluation"][split]["success_rate"] for split in ("train", "eval")]
+            points.append((num_tokens, *splits))
+    return points
+
+
+def report(folder: Path, seeds: list[int]) -> None:
+    runs = {kind: {seed: rows_of(folder, kind, seed) for seed in seeds} for kind in KINDS}
+    print("| tasks | seed | groups that teach | tokens | success, train tasks | held-out |")
+    print("|---|---|---|---|---|---|")
+    for kind, by_seed in runs.items():
+        for seed, rows in by_seed.items():
+            share = statistics.mean(row["env_runners"]["useful_group_share"] for row in rows)
+            tokens, train_rate, eval_rate = curve(rows)[-1]
+            print(f"| {kind} | {seed} | {share:.2f} | {tokens:,.0f} | {train_rate:.3f} | {eval_rate:.3f} |")
+    goal = statistics.mean(curve(rows)[-1][1] for rows in runs["uniform"].values())
+    reached = {
+        kind: [next((t for t, rate, _ in curve(rows) if rate >= goal), float("inf")) for rows in by_seed.values()]
+        for kind, by_seed in runs.items()
+    }
+    print(f"tokens until the success on training tasks is {goal:.3f}:")
+    for kind, tokens in reached.items():
+        print(f"  {kind}: {', '.join(f'{t:,.0f}' for t in tokens)}; median {statistics.median(tokens):,.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--folder", type=Path, default=Path("task_sampling"), help="of the runs")
+    parser.add_argument("--report", action="store_true", help="only the table")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for seed in [] if args.report else args.seeds:
+        for kind in KINDS:
+            train(args.folder, kind, seed)
+    report(args.folder, args.seeds)
+
+
+if __name__ == "__main__":
+    main()
