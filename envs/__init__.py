@@ -6,6 +6,7 @@ environments with several agents, and is not imported here because it loads RLli
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from rllm_gym.envs.base import StepResult, TextEnv, parse_action
 from rllm_gym.envs.text_space import UnicodeText, check_text_env
 
 if TYPE_CHECKING:
+    from rllm_gym.envs.pettingzoo import PettingZooEnv
     from rllm_gym.envs.wrappers import TokenEnv
 
-__all__ = ["StepResult", "TextEnv", "UnicodeText", "parse_action", "wrap"]
+__all__ = ["StepResult", "TextEnv", "UnicodeText", "from_pettingzoo", "parse_action", "wrap"]
 
 
 def wrap(
@@ -45,3 +47,21 @@ def wrap(
     from rllm_gym.envs.wrappers import TokenEnv  # loads tokenizers and Jinja, which the text level does without
 
     return TokenEnv(env, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
+
+
+def from_pettingzoo(env: Any, *, system_prompts: Mapping[str, str] | None = None) -> PettingZooEnv:
+    """Return an environment of PettingZoo's, AEC or parallel, as RLlib's `MultiAgentEnv` over texts.
+
+        from ray.tune.registry import register_env
+        register_env("my_game", lambda config: from_pettingzoo(MyGame(**config)))  # then `env: my_game`
+
+    Args:
+        env: its spaces are `gymnasium.spaces.Text`, such as `UnicodeText`.
+        system_prompts: an instruction for each agent; one that is left out has none.
+
+    Raises:
+        ConfigError: it is none, or has other spaces.
+    """
+    from rllm_gym.envs.pettingzoo import PettingZooEnv  # loads RLlib
+
+    return PettingZooEnv(env, system_prompts=system_prompts)

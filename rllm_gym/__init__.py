@@ -58,3 +58,5 @@ register_text_env(
 
 register_multi_agent_env("rllm_gym/KuhnPoker-v0", "rllm_gym.envs.poker.env:KuhnPokerEnv")
 register_multi_agent_env("rllm_gym/LeducPoker-v0", "rllm_gym.envs.poker.env:LeducPokerEnv")
+register_multi_agent_env("rllm_gym/TextArenaDuel-v0", "rllm_gym.envs.textarena.duel:TextArenaDuelEnv")
+register_multi_agent_env("rllm_gym/TextCraftDuo-v0", "rllm_gym.envs.textcraft.duo:TextCraftDuoEnv")

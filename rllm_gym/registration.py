@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -80,7 +80,7 @@ def create_multi_agent(env: str | Callable[..., Any], **kwargs: Any) -> Any:
     return create(**kwargs)
 
 
-def make_multi_agent(id: str, **env_config: Any) -> MultiAgentEnv:
+def make_multi_agent(id: str, *, roles: Sequence[str] | None = None, **env_config: Any) -> MultiAgentEnv:
     """Make an environment of several agents, as RLlib's `MultiAgentEnv` over texts.
 
         env = rllm_gym.make_multi_agent("rllm_gym/KuhnPoker-v0")
@@ -88,19 +88,35 @@ def make_multi_agent(id: str, **env_config: Any) -> MultiAgentEnv:
         observations, rewards, terminateds, truncateds, infos = env.step({"player_0": "bet"})
 
     Args:
-        id: of an environment of several agents.
-        env_config: its keywords.
+        id: of an environment of several agents, or with `roles` of one agent.
+        roles: agents that work on a task of one together, like ["planner", "actor"]; see `RolesEnv`.
+        env_config: keywords of the environment.
 
     Raises:
         ConfigError: an unknown id or keyword, or an environment of one agent.
     """
     env_id = normalize_env_id(id)
-    if gymnasium.spec(env_id.rpartition(":")[2]).entry_point != MULTI_AGENT_FACTORY:
+    is_multi_agent = gymnasium.spec(env_id.rpartition(":")[2]).entry_point == MULTI_AGENT_FACTORY
+    if is_multi_agent == (roles is not None):
         raise ConfigError(
-            f"make_multi_agent: must be an environment of several agents; got {id!r}, which has one. "
-            "Use gymnasium.make."
+            f"make_multi_agent: must be an environment of several agents, or one of one agent with roles; got {id!r} "
+            f"with roles={roles!r}. Use gymnasium.make for one agent."
         )
-    return gymnasium.make(env_id, **env_config)  # type: ignore[return-value]
+    if roles is None:
+        return gymnasium.make(env_id, **env_config)  # type: ignore[return-value]
+    env = gymnasium.make(env_id, obs_type="text", max_episode_steps=-1, disable_env_checker=True, **env_config)
+    return with_roles(env, roles)
+
+
+def with_roles(env: Any, roles: Sequence[str]) -> MultiAgentEnv:
+    """Return an environment of one agent as one in which several work on its tasks; see `RolesEnv`."""
+    from rllm_gym.envs.roles import RolesEnv  # loads RLlib
+
+    if hasattr(env, "possible_agents"):
+        raise ConfigError(
+            f"roles: are for an environment of one agent; got {roles!r} for one of several. Leave it out."
+        )
+    return RolesEnv(env, roles)
 
 
 def _check_creator(who: str, env: Any) -> None:

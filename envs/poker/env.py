@@ -139,7 +139,11 @@ class PokerEnv(SeatedEnv):
         of_each = chances(reference_policy(self.exact_game), self._state.information_state_string(seat), legal)
         luck = self._luck[len(self._state.history())]
         drawn = next((k for k in range(len(legal)) if luck < sum(of_each[: k + 1])), len(legal) - 1)
-        move = self.rules.moves[legal[drawn]]
+        return self.turn_of(legal[drawn])
+
+    def turn_of(self, action: int) -> str:
+        """Return how a policy writes OpenSpiel's action."""
+        move = self.rules.moves[action]
         return f"Thought: I choose to {move}.\nAction: {move}" if self.thoughts else move
 
 

@@ -92,33 +92,51 @@ class Reply(NamedTuple):
     is_invalid: bool
 
 
-class Game:
-    """One instance of a game. Its randomness is its own, so that many may be played in one process.
+class Instance:
+    """One instance of a game of TextArena's. Its randomness is its own, so that many may be played in one process.
 
     Args:
-        id: one of GAMES.
+        id: TextArena's.
         seed: TextArena's, at least 0.
+        num_players: that play it.
 
     Raises:
         ConfigError: textarena is not installed.
         EnvError: TextArena cannot make this instance.
     """
 
-    def __init__(self, id: str, seed: int) -> None:
+    def __init__(self, id: str, seed: int, num_players: int) -> None:
         make = _textarena().make
         self.id = id
         self._generator = random.Random()
         self.world = make(f"{id}-raw")  # without the wrappers, which repeat the whole history in every observation
         try:
             with _making, self._drawing():
-                self.world.reset(num_players=1, seed=seed)
+                self.world.reset(num_players=num_players, seed=seed)
         except (ArithmeticError, RuntimeError, RuntimeWarning) as e:
-            raise EnvError(f"TextArenaEnv: {id} with seed {seed} could not be made: {type(e).__name__}: {e}") from e
-        self.opening = self._said()
+            raise EnvError(f"TextArena: {id} with seed {seed} could not be made: {type(e).__name__}: {e}") from e
 
     @property
     def family(self) -> str:
         return self.id.partition("-")[0]
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        for name in ("textarena.core", type(self.world).__module__):  # here, since a copy may be in a new process
+            sys.modules[name].random = _DRAWN  # type: ignore[attr-defined]
+        token = _generator.set(self._generator)
+        try:
+            yield
+        finally:
+            _generator.reset(token)
+
+
+class Game(Instance):
+    """An instance of a game for one player, one of GAMES."""
+
+    def __init__(self, id: str, seed: int) -> None:
+        super().__init__(id, seed, num_players=1)
+        self.opening = self._said()
 
     @property
     def moves(self) -> str:
@@ -146,16 +164,6 @@ class Game:
     def _said(self) -> str:
         _, messages = self.world.get_observation()
         return "\n".join(text.strip() for _, text, kind in messages if kind.name != "PLAYER_ACTION")
-
-    @contextlib.contextmanager
-    def _drawing(self) -> Iterator[None]:
-        for name in ("textarena.core", type(self.world).__module__):  # here, since a copy may be in a new process
-            sys.modules[name].random = _DRAWN  # type: ignore[attr-defined]
-        token = _generator.set(self._generator)
-        try:
-            yield
-        finally:
-            _generator.reset(token)
 
 
 def _textarena() -> Any:

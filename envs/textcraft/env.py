@@ -137,7 +137,7 @@ class TextCraftEnv(TextEnv):
 
     def _split_indices(self, split: str) -> list[int]:
         book = load_book()
-        return [i for i in _split(split) if book.depths[book.goals[i]] in self._depths]
+        return [i for i in split_of(split) if book.depths[book.goals[i]] in self._depths]
 
     @property
     def category(self) -> str:
@@ -234,7 +234,7 @@ def _goal_said(row: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def _split(split: str) -> tuple[int, ...]:
+def split_of(split: str) -> tuple[int, ...]:
     """Return the items of a split, in order."""
     book = load_book()
     if split == "all":

@@ -12,6 +12,7 @@ import typer
 from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, json_mapping, refuse_beside
 from rllm_gym.cli.ray_session import prepare_driver, ray_session
 from rllm_gym.cli.scratch import temporary_folder
+from rllm_gym.cli.summary import describe_game
 from rllm_gym.errors import ConfigError
 
 OF_A_PANEL = ("env", "env_config", "episodes", "samples", "split", "seed", "horizon", "greedy")
@@ -82,6 +83,8 @@ def evaluate(
             with ray_session(ray_address, [bundles], verbose=verbose), _Estimate(plan.num_episodes) as estimate:
                 report = play(plan, resume=resume, on_progress=estimate)
         typer.echo((plan.folder / TABLE).read_text(encoding="utf-8"))
+        for line in game_lines(report):
+            typer.echo(line)
         if report["num_tasks_trained_on"]:
             typer.echo(f"note: the policy was trained on {report['num_tasks_trained_on']} of these tasks")
         if usage := report.get("usage"):
@@ -100,6 +103,18 @@ def _environments(envs: list[str], env_configs: list[str]) -> list[tuple[str | N
         )
     names: list[str | None] = list(envs) or [None]
     return list(zip(names, configs or [{}] * len(names), strict=True))
+
+
+def game_lines(report: dict[str, Any]) -> list[str]:
+    """Return a line for each measure of a game."""
+    found = [("", report)] if "nash_conv" in report else []
+    for env, of_env in report.get("games", {}).items():
+        found += [(f"{env}, {module}: ", measured) for module, measured in of_env.items()]
+    return [
+        f"{label}{describe_game(measured)}, exploitability {measured['exploitability']:.3f}, "
+        f"{measured['num_information_sets']} information sets"
+        for label, measured in found
+    ]
 
 
 class _Estimate:

@@ -32,9 +32,19 @@ def describe_evaluation(result: dict[str, Any]) -> str:
     if (loss := (result.get("evaluation") or {}).get("loss")) is not None:
         first = (result.get("evaluation_on_start") or {}).get("loss")
         parts.append(f"held-out loss {'' if first is None else f'{first:.3f} -> '}{loss:.3f}")
+    if game := describe_game(result.get("evaluation") or {}, result.get("evaluation_on_start") or {}):
+        parts.append(game)
     for metrics in list(after.values())[:1]:
         parts.append(f"({metrics.get('num_episodes', 0):g} episodes each, horizon {metrics.get('horizon', 0):g})")
     return "  ".join(parts)
+
+
+def describe_game(after: dict[str, Any], before: dict[str, Any] | None = None) -> str:
+    """Return how far a policy is from optimal play, for example `NashConv 0.917 -> 0.412 (exact, illegal 0.021)`."""
+    if "nash_conv" not in after:
+        return ""
+    start = f"{before['nash_conv']:.3f} -> " if before and "nash_conv" in before else ""
+    return f"NashConv {start}{after['nash_conv']:.3f} ({after['method']}, illegal {after['illegal_probability']:.3f})"
 
 
 def summarize(results: list[dict[str, Any]], *, name: str, trial: Path) -> dict[str, Any] | None:

@@ -135,6 +135,7 @@ def _unknown_result(name: str) -> str | None:
         return f"stop: no result has the key {name!r}; did you mean {nearest(first, RESULT_GROUPS) + '/' + rest!r}?"
     known = [*episode_metrics([], []), "num_episodes_lifetime", "num_env_steps_sampled_lifetime", "horizon"]
     known += ["loss", "accuracy", "margin"]  # of held-out data
+    known += ["nash_conv", "exploitability", "illegal_probability"]  # of games
     split, _, leaf = rest.rpartition("/")
     if first in ("env_runners", "evaluation", "evaluation_on_start") and leaf not in known:
         right = "/".join(part for part in (first, split, nearest(leaf, known)) if part)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rllm_gym.evaluation.game import evaluate_game
     from rllm_gym.evaluation.playing import evaluate
+    from rllm_gym.games.nash import nash_conv
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "evaluate_game", "nash_conv"]
+_MODULES = {
+    "evaluate": "rllm_gym.evaluation.playing",
+    "evaluate_game": "rllm_gym.evaluation.game",
+    "nash_conv": "rllm_gym.games.nash",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs the trainer only when it is asked for; panels and comparisons do without."""
-    if name != "evaluate":
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rllm_gym.evaluation.playing import evaluate
-
-    return evaluate
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -33,8 +33,8 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
         raise ConfigError(f"export: the folder must be empty; got {str(folder)!r}. Choose another one, or use --force.")
     _, config = read_config(checkpoint)
-    chosen = _choose(checkpoint, policy_ids(checkpoint, config), module)
-    policy = _load_policy(checkpoint / MODULES / chosen)
+    chosen = choose_policy(checkpoint, policy_ids(checkpoint, config), module)
+    policy = load_policy(checkpoint / MODULES / chosen)
     base_model = policy.model_config["base_model"]
     lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
     chat = _chat_tokenizer(base_model, config.chat_template)
@@ -46,21 +46,27 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     return chosen
 
 
-def _choose(checkpoint: Path, known: list[str], module: str | None) -> str:
+def choose_policy(checkpoint: Path, known: list[str], module: str | None) -> str:
+    """Return the policy that is asked for, or the only one.
+
+    Raises:
+        ConfigError: there is none, there are several and none is named, or the named one is not there.
+    """
     if not known:
-        raise ConfigError(f"export: {str(checkpoint)!r} holds no policy.")
+        raise ConfigError(f"checkpoint: {str(checkpoint)!r} holds no policy.")
     if module is None:
         if len(known) > 1:
             raise ConfigError(
-                f"export: the checkpoint holds {len(known)} policies: {', '.join(known)}. Choose one with --module."
+                f"module: the checkpoint holds {len(known)} policies: {', '.join(known)}. Choose one with --module."
             )
         return known[0]
     if module not in known:
-        raise ConfigError(f"export: no policy has this id; got {module!r}. Did you mean {nearest(module, known)!r}?")
+        raise ConfigError(f"module: no policy has this id; got {module!r}. Did you mean {nearest(module, known)!r}?")
     return module
 
 
-def _load_policy(folder: Path) -> Any:
+def load_policy(folder: Path) -> Any:
+    """Return the RLModule in a checkpoint's folder of it."""
     from rllm_gym.learner.rl_module import LLMModule
 
     return LLMModule.from_checkpoint(str(folder.absolute()))

@@ -13,6 +13,7 @@ from typing import Any
 from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
+from rllm_gym.evaluation.game import games_of
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table, outcome_of, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
 from rllm_gym.evaluation.policy import (
@@ -199,6 +200,8 @@ def play(
     finally:
         recorder.close()
     report = _report(plan, found)
+    panels = dict(zip(plan.names, plan.panels, strict=True))
+    report.update(games_of(plan.policy, plan.algorithm, plan.config, panels))
     (plan.folder / RESULT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (plan.folder / TABLE).write_text(f"{markdown_table([report])}\n{measures_table(report)}", encoding="utf-8")
     return report

@@ -140,6 +140,13 @@ class EvaluationOptions:
     evaluation_seed: Annotated[
         CountOrZero, Doc("of the tasks' environments and of the sampling; the same at every evaluation.")
     ] = 10_000
+    evaluation_game_samples: Annotated[
+        CountOrZero,
+        Doc(
+            "completions at each information set of a game with a known optimum, where the chances of moves cannot be "
+            "computed; 0 then leaves `nash_conv` out."
+        ),
+    ] = 16
     evaluation_on_start: Annotated[
         bool, Doc("also evaluate before the first train step, when `evaluation_interval` is set.")
     ] = True

@@ -14,7 +14,7 @@ from rllm_gym.envs.agents import AgentEnv
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id
+from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id, with_roles
 from rllm_gym.rollout.scripted_opponents import SCRIPTED, WithMoves, check_agents
 from rllm_gym.tokens import ChatTokenizer
 
@@ -130,8 +130,17 @@ def horizons_of(horizon: Horizon, environments: Sequence[EnvironmentSpec]) -> di
 
 
 def make_text_env(spec: EnvironmentSpec) -> Any:
-    """Make an environment, at the text level where it has two."""
+    """Make an environment, at the text level where it has two; `roles` in its `env_config` make it one of several."""
     env_config = dict(spec.env_config)
+    roles = env_config.pop("roles", None)
+    if roles is None:
+        return _make_text_env(spec, env_config)
+    if env_config.get("agent") is not None:
+        raise ConfigError(f"{spec.name}: agent and roles exclude each other; got both. Leave one of them out.")
+    return with_roles(_make_text_env(spec, env_config), roles)
+
+
+def _make_text_env(spec: EnvironmentSpec, env_config: dict[str, Any]) -> Any:
     creator = _registered_creator(spec.env) if isinstance(spec.env, str) else spec.env
     if creator is None:
         env_id = normalize_env_id(spec.env)

@@ -13,6 +13,7 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 from ray.util.debug import log_once
 
+from rllm_gym.callbacks.exact_games import ExactGames
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
 from rllm_gym.callbacks.opponent_pool import Opponent, opponents_of
 from rllm_gym.callbacks.opponents import Opponents
@@ -164,7 +165,7 @@ class LLMConfig(StrictConfig, CommonOptions):
     @override(AlgorithmConfig)
     def validate(self) -> None:
         callbacks: list[type] = force_list(self.callbacks_class)
-        if missing := [callback for callback in (ScalingInter, Opponents) if callback not in callbacks]:
+        if missing := [callback for callback in (ScalingInter, Opponents, ExactGames) if callback not in callbacks]:
             self.callbacks(callbacks_class=[*missing, *callbacks])
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")  # RLlib's notice to those who come from the old stack
         super().validate()

@@ -37,6 +37,7 @@ KL = {"kl_coeff": 0.5, "lr": 1e-2}
 RECOMPUTE = {"old_logp": "recompute", "num_epochs": 2, "lr": 1e-2}
 CORRECTION = {**RECOMPUTE, "importance_correction": "token", "importance_cap": 1.05}
 EVALUATE = {"evaluation_interval": 1, "evaluation_duration": 4}
+KUHN = {"env": "rllm_gym/KuhnPoker-v0", "max_model_len": 1024}
 PLAYED = {"data": "expert", "num_expert_episodes": 6, "samples_per_step": 4, "num_evaluation_samples": 2}
 DPO = {"num_sampled_groups": 6, "expert_threshold": None, "reward_gap": 0.0, "samples_per_step": 4, "lr": 1e-2}
 DPO |= {"num_evaluation_samples": 1, "save_trajectories": True}
@@ -175,6 +176,9 @@ COMMON: dict[str, Row] = {
     "evaluation_splits": Row(["train"], lambda run: "train" in run.results[-1]["evaluation"], EVALUATE),
     "evaluation_horizon": Row(1, evaluation("num_turns_mean"), EVALUATE),
     "evaluation_seed": Row(7, evaluation("num_sampled_tokens"), EVALUATE | {"evaluation_duration": 12}),
+    "evaluation_game_samples": Row(
+        0, lambda run: "nash_conv" in run.results[-1]["evaluation"], EVALUATE | KUHN | {"evaluation_on_start": False}
+    ),
     "evaluation_on_start": Row(False, lambda run: "evaluation_on_start" in run.results[-1], EVALUATE),
     "save_trajectories": Row(True, lambda run: run.algo.trajectories_path.exists()),
     "keep_episodes": Row({"newest": 2, "best": 0, "worst": 0}, kept_episodes, {"save_trajectories": True}),

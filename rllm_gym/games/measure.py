@@ -1,0 +1,187 @@
+"""What a language model does at every information set of a game, and how far that is from optimal play."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rllm_gym.envs.poker.env import KuhnPokerEnv, LeducPokerEnv, PokerEnv
+from rllm_gym.envs.poker.rules import move_in, rules_of
+from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
+from rllm_gym.errors import RllmGymError
+from rllm_gym.games.nash import InformationState, information_states, nash_conv
+from rllm_gym.games.token_chances import LanguageModelTokens, MoveChances, MoveSum
+from rllm_gym.rollout.loop import seed_of
+from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.types import CompletionRequest, Message, SamplingParams
+
+# Of each game the environment's name, and its class.
+ENVIRONMENTS: dict[str, tuple[str, type[PokerEnv]]] = {
+    "kuhn_poker": ("KuhnPoker-v0", KuhnPokerEnv),
+    "leduc_poker": ("LeducPoker-v0", LeducPokerEnv),
+}
+SEED = 10_000
+
+
+class Question(NamedTuple):
+    """What a player has read and written when it must act, as tokens and as messages."""
+
+    prompt_ids: list[int]
+    messages: list[Message]
+
+
+# (questions, completions of each) -> the texts of each question's completions.
+Complete = Callable[[Sequence[Question], int], list[list[str]]]
+
+
+def game_of(env: Any) -> str | None:
+    """Return the game that an environment's id means, if its optimal play is known; else None."""
+    name = env.rpartition(":")[2].removeprefix("rllm_gym/") if isinstance(env, str) else ""
+    return next((game for game, (known, _) in ENVIRONMENTS.items() if name == known), None)
+
+
+def questions_of(game: str, env_config: Mapping[str, Any], chat: ChatTokenizer) -> list[Question]:
+    """Return what a policy is asked at every information set, in the order of `information_states`.
+
+    What it has written before is the move alone, or with `thoughts` the expert's words for it.
+    """
+    env = TokenMultiAgentEnv(ENVIRONMENTS[game][1](**env_config), tokenizer=chat)
+    return [_question(env, state) for state in information_states(game)]
+
+
+def _question(env: TokenMultiAgentEnv, state: InformationState) -> Question:
+    player = f"player_{state.seat}"
+    observations, infos = env.reset(seed=0, options={"item_id": state.deal})
+    ids: list[int] = []
+    for action in state.actions:
+        [actor] = observations
+        turn = env.encode_action(env.unwrapped.turn_of(action))
+        if actor == player:
+            ids += [*observations[actor], *turn]
+        observations, _, _, _, infos = env.step({actor: turn})
+    return Question([*map(int, ids), *map(int, observations[player])], infos[player]["messages"])
+
+
+def measure(
+    game: str,
+    *,
+    env_config: Mapping[str, Any],
+    chat: ChatTokenizer,
+    params: SamplingParams,
+    lm: Any = None,
+    complete: Complete | None = None,
+    num_samples: int = 0,
+) -> dict[str, Any] | None:
+    """Return `nash_conv`, `exploitability` (half of it), `illegal_probability`, `method` and `num_information_sets`.
+
+    The chances of moves are those of a turn that says a legal one, uniform where no turn does; `illegal_probability` is
+    that of all other turns, averaged over the information sets. They are computed of a model's weights (`exact`) where
+    all turns that say a move can be listed, else counted in completions (`sampled`), which makes `nash_conv` too large
+    rather than too small. None where neither can be done.
+
+    Args:
+        env_config: of the game's environment.
+        params: how the policy is sampled.
+        lm: a Hugging Face model, for the exact way.
+        complete: samples turns, for the other.
+        num_samples: completions at each information set.
+    """
+    rules, states = rules_of(game), information_states(game)
+    thoughts = bool(env_config.get("thoughts", False))
+    questions = questions_of(game, env_config, chat)
+
+    def said(text: str) -> int | None:
+        return move_in(text, rules, thoughts=thoughts)
+
+    found = None
+    if lm is not None and not thoughts:  # thoughts are without number
+        move_sum = MoveSum(chat, rules.move_form, said, len(rules.moves), params.max_new_tokens)
+        found = _summed(move_sum, LanguageModelTokens(lm, params, chat.vocab_size), questions)
+    method = "exact"
+    if found is None and complete is not None and num_samples > 0:
+        found = _counted(complete(questions, num_samples), said, len(rules.moves))
+        method = "sampled"
+    if found is None:
+        return None
+    chances, illegal = {}, []
+    for state, of_state in zip(states, found, strict=True):
+        legal = of_state.moves[list(state.legal)]
+        mass = float(legal.sum())
+        shares = legal / mass if mass > 0 else np.full(len(legal), 1 / len(legal))
+        chances[state.name] = dict(zip(state.legal, map(float, shares), strict=True))
+        illegal.append(min(1.0, max(0.0, of_state.illegal + float(of_state.moves.sum()) - mass)))
+    value = nash_conv(game, chances.__getitem__)
+    return {
+        "nash_conv": value,
+        "exploitability": value / 2,
+        "illegal_probability": float(np.mean(illegal)),
+        "method": method,
+        "num_information_sets": len(states),
+    }
+
+
+def _summed(move_sum: MoveSum, policy: LanguageModelTokens, questions: Sequence[Question]) -> list[MoveChances] | None:
+    found = []
+    for question in questions:
+        of_question = move_sum(policy, question.prompt_ids)
+        if of_question is None:
+            return None
+        found.append(of_question)
+    return found
+
+
+def _counted(texts: Sequence[Sequence[str]], said: Callable[[str], int | None], num_moves: int) -> list[MoveChances]:
+    found = []
+    for of_question in texts:
+        moves = [said(text) for text in of_question]
+        shares = np.array([moves.count(move) for move in range(num_moves)]) / len(moves)
+        found.append(MoveChances(shares, moves.count(None) / len(moves)))
+    return found
+
+
+def completed_by(algorithm: Any, module_id: str, params: SamplingParams) -> Complete:
+    """Return what samples an algorithm's policy on one of its EnvRunners."""
+
+    def complete(questions: Sequence[Question], num_samples: int) -> list[list[str]]:
+        found = algorithm.env_runner_group.foreach_env_runner(
+            functools.partial(
+                complete_on_runner, module_id=module_id, questions=questions, num_samples=num_samples, params=params
+            ),
+            remote_worker_ids=algorithm.runner_ids()[:1],
+            local_env_runner=False,
+            timeout_seconds=None,
+        )
+        if not found:
+            raise RllmGymError("measure: the EnvRunner that was asked has died. Evaluate again.")
+        return found[0]
+
+    return complete
+
+
+def complete_on_runner(
+    runner: Any, module_id: str, questions: Sequence[Question], num_samples: int, params: SamplingParams
+) -> list[list[str]]:
+    """Return what a policy's engine on an idle EnvRunner says to each question, `num_samples` times."""
+    engine, chat = runner.engines[module_id], runner.chat
+    texts: list[list[str]] = [[""] * num_samples for _ in questions]
+    waiting = {}
+    for k, question in enumerate(questions):
+        for member in range(num_samples):
+            request_id = f"question-{k}-{member}"
+            waiting[request_id] = (k, member)
+            engine.submit(
+                CompletionRequest(
+                    request_id, question.prompt_ids, chat.stop_ids, params, seed_of(SEED, k, member), question.messages
+                )
+            )
+    while waiting:
+        for completion in engine.step():
+            if completion.error is not None:
+                raise RllmGymError(completion.error)
+            k, member = waiting.pop(completion.request_id)
+            ids = [int(token) for token in completion.token_ids]
+            texts[k][member] = chat.decode_action(ids[:-1] if ids[-1] in chat.stop_ids else ids)
+    return texts
