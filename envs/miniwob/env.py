@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rllm_gym.envs.items import ItemIds
 from rllm_gym.envs.miniwob.expert import GIVE_UP, advise
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS, html_folder
-from rllm_gym.envs.web.env import Verdict, WebEnv
+from rllm_gym.envs.web.actions import FUNCTIONS, POINTER_ACTIONS, POINTER_FUNCTIONS
+from rllm_gym.envs.web.env import SYSTEM_PROMPT, Verdict, WebEnv
 from rllm_gym.errors import ConfigError, EnvError, nearest
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ class MiniWoBEnv(WebEnv):
 
     Observation:
         Text: "OBJECTIVE: " and the page's instruction; its accessibility tree, one element a line, as in
-        `[3] button 'OK'`; URL and tabs; "ERROR: ..." where the last action went wrong. See `WebEnv`.
+        `[3] button 'OK'`, with `pointer` also where it is, `box: x,y,width,height`, and shapes; URL and tabs;
+        "ERROR: ..." where the last action went wrong. See `WebEnv`.
 
     Action:
         Text: `Thought: ...` and `Action: ...`; without "Action:" the whole text is the action. WebArena's actions,
         which the system prompt lists: `click [3]`, `type [4] [some text] [0]`, `press [Enter]`; `stop []` gives up.
-        There is no dragging and no clicking at a place, so that about twenty tasks cannot be solved.
+        With `pointer` also `drag [3] [4]`, `mouse_click [80] [120]` and `mouse_drag [80] [120] [20] [120]`, in pixels
+        of the viewport; without it some twenty tasks, about drawing and dragging, cannot be solved.
 
     Reward:
         0.0 until the task ends; then what the page gives, from 0.0 to 1.0. Its rewards below 0 (most often -1 for a
@@ -74,6 +78,7 @@ class MiniWoBEnv(WebEnv):
         v0: first version.
 
     Args:
+        pointer: whether elements have places, and the mouse may act at them.
         max_observation_tokens: see `WebEnv`.
         render_mode: see `WebEnv`.
         split: see `TextEnv`.
@@ -88,6 +93,32 @@ class MiniWoBEnv(WebEnv):
 
     name = "miniwob"
     num_items = len(TASKS)
+
+    def __init__(
+        self,
+        *,
+        pointer: bool = False,
+        max_observation_tokens: int = 2048,
+        split: str | None = None,
+        item_ids: ItemIds | None = None,
+        splits: Mapping[str, ItemIds] | None = None,
+        system_prompt: str | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if not isinstance(pointer, bool):
+            raise ConfigError(f"MiniWoBEnv: pointer must be true or false; got {pointer!r}. Correct it.")
+        self.has_pointer = pointer
+        if pointer:
+            self.default_system_prompt = f"{SYSTEM_PROMPT}\n{POINTER_ACTIONS}"
+            self.functions = (*FUNCTIONS, *POINTER_FUNCTIONS)
+        super().__init__(
+            max_observation_tokens=max_observation_tokens,
+            split=split,
+            item_ids=item_ids,
+            splits=splits,
+            system_prompt=system_prompt,
+            render_mode=render_mode,
+        )
 
     _seed = 0
     _instruction = ""
@@ -124,7 +155,14 @@ class MiniWoBEnv(WebEnv):
     def _open(self, index: int) -> WebPage:
         from rllm_gym.envs.web.page import PageError, WebPage
 
-        page = WebPage([SITE], folder=html_folder(), viewport=VIEWPORT, holds_clock=True, timeout_s=TIMEOUT_S)
+        page = WebPage(
+            [SITE],
+            folder=html_folder(),
+            viewport=VIEWPORT,
+            holds_clock=True,
+            timeout_s=TIMEOUT_S,
+            shows_places=self.has_pointer,
+        )
         page.goto(f"{SITE}/miniwob/{TASKS[index]}.html")
         try:
             self._instruction = page.evaluate(BEGIN, [self._seed, MAX_TIME_MS])
@@ -149,4 +187,4 @@ class MiniWoBEnv(WebEnv):
     def expert_action(self) -> str:
         if self._is_over:
             return f"Thought: The task is over.\nAction: {GIVE_UP}"
-        return advise(TASKS[self.index], self.instruction, self.nodes)
+        return advise(TASKS[self.index], self.instruction, self.nodes, has_pointer=self.has_pointer)

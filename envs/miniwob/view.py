@@ -63,14 +63,19 @@ def fill(node: Node | None, text: str) -> str:
 
 Expert = Callable[[View], str]  # returns an action, or "" where it knows none
 EXPERTS: dict[str, Expert] = {}
+POINTER_EXPERTS: dict[str, Expert] = {}  # for tasks that nothing else can solve than the mouse at a place
 
 
-def expert(*tasks: str) -> Callable[[Expert], Expert]:
+def expert(*tasks: str, table: dict[str, Expert] = EXPERTS) -> Callable[[Expert], Expert]:
     def register(function: Expert) -> Expert:
-        EXPERTS.update(dict.fromkeys(tasks, function))
+        table.update(dict.fromkeys(tasks, function))
         return function
 
     return register
+
+
+def pointer_expert(*tasks: str) -> Callable[[Expert], Expert]:
+    return expert(*tasks, table=POINTER_EXPERTS)
 
 
 def submit(view: View) -> str:

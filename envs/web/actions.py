@@ -21,6 +21,11 @@ ACTIONS = """\
 - new_tab, tab_focus [number], close_tab: open, choose and close tabs
 - goto [url], go_back, go_forward: navigate
 - stop [answer]: end the task; the answer is empty where none is asked for"""
+# Of environments that show where elements are; WebArena has none of these.
+POINTER_ACTIONS = """\
+- drag [id] [id]: drag an element onto another
+- mouse_click [x] [y]: click at a place, in pixels from the left and from the top
+- mouse_drag [x] [y] [x] [y]: press the mouse at a place and release it at another"""
 FUNCTIONS = (
     Function("click", "click [{id}]", "click on the element with this number", integers=("id",)),
     Function(
@@ -39,6 +44,16 @@ FUNCTIONS = (
     Function("go_back", "go_back", "go back"),
     Function("go_forward", "go_forward", "go forward again"),
     Function("stop", "stop [{answer}]", "end the task; the answer is empty where none is asked for"),
+)
+POINTER_FUNCTIONS = (
+    Function("drag", "drag [{id}] [{target}]", "drag an element onto another", integers=("id", "target")),
+    Function("mouse_click", "mouse_click [{x}] [{y}]", "click at a place, in pixels", integers=("x", "y")),
+    Function(
+        "mouse_drag",
+        "mouse_drag [{x}] [{y}] [{to_x}] [{to_y}]",
+        "press the mouse at a place and release it at another",
+        integers=("x", "y", "to_x", "to_y"),
+    ),
 )
 
 _ID = re.compile(r"\s*\[\s*([0-9]+)\s*\]")
@@ -62,6 +77,11 @@ FORMS = {
     "stop": "stop [answer]",
     **{verb: verb for verb in WITHOUT_ARGUMENT},
 }
+POINTER_FORMS = {
+    "drag": "drag [id] [id]",
+    "mouse_click": "mouse_click [x] [y]",
+    "mouse_drag": "mouse_drag [x] [y] [x] [y]",
+}
 
 
 @dataclass(frozen=True)
@@ -70,16 +90,18 @@ class Action:
 
     Args:
         verb: "click", "type", "hover", "press", "scroll", "tab_focus", "new_tab", "goto", "go_back", "go_forward",
-            "close_tab" or "stop".
-        number: the element of click, type and hover, or the tab of tab_focus.
+            "close_tab" or "stop"; or of `POINTER_FORMS`.
+        number: the element of click, type, hover and drag, or the tab of tab_focus.
         text: what to type or press, where to scroll or go to, or the answer of stop.
         presses_enter: whether type presses Enter afterwards.
+        places: the element that is dragged onto, or the x and y of the mouse's places.
     """
 
     verb: str
     number: int = -1
     text: str = ""
     presses_enter: bool = False
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,8 +111,8 @@ class BadAction:
     reason: str
 
 
-def parse(text: str) -> Action | BadAction:
-    """Return the action in a model's text.
+def parse(text: str, *, has_pointer: bool = False) -> Action | BadAction:
+    """Return the action in a model's text; with `has_pointer` it may also be one of `POINTER_FORMS`.
 
     It is what follows the last "Action:", or the whole text where there is none, and in that what stands between the
     last pair of triple backticks, where there is one. Text after a complete action is ignored, as in WebArena.
@@ -100,16 +122,23 @@ def parse(text: str) -> Action | BadAction:
     command = (fenced[-1] if fenced else command.removeprefix("```")).strip()
     match = re.match(r"[A-Za-z_]+", command)
     verb = match[0].lower() if match else ""
-    if verb not in FORMS:
+    forms = {**FORMS, **POINTER_FORMS} if has_pointer else FORMS
+    if verb not in forms:
         shown = f"{command[:80]!r} is not an action." if command else "There is no action."
-        return BadAction(f"{shown} The actions are: {'; '.join(FORMS.values())}.")
-    return _parse_arguments(verb, command[len(verb) :]) or BadAction(f"The form of this action is: {FORMS[verb]}.")
+        return BadAction(f"{shown} The actions are: {'; '.join(forms.values())}.")
+    return _parse_arguments(verb, command[len(verb) :]) or BadAction(f"The form of this action is: {forms[verb]}.")
 
 
 def _parse_arguments(verb: str, rest: str) -> Action | None:
     """Return the action, or None where its arguments are not in the action's form."""
     if verb in WITHOUT_ARGUMENT:
         return Action(verb)
+    if verb in POINTER_FORMS:
+        num_places = POINTER_FORMS[verb].count("[")
+        match = re.match(num_places * _ID.pattern, rest)
+        places = tuple(int(place[:9]) for place in match.groups()) if match else ()
+        number = places[0] if verb == "drag" and places else -1
+        return Action(verb, number, places=places[1:] if verb == "drag" else places) if places else None
     if verb in ("click", "hover", "tab_focus"):
         match = _ID.match(rest)
         return Action(verb, number=int(match[1][:9])) if match else None
@@ -148,5 +177,11 @@ def execute(page: WebPage, action: Action) -> None:
             page.tab_focus(action.number)
         case "goto":
             page.goto(action.text)
+        case "drag":
+            page.drag(action.number, *action.places)
+        case "mouse_click":
+            page.mouse_click(*action.places)
+        case "mouse_drag":
+            page.mouse_drag(*action.places)
         case "new_tab" | "close_tab" | "go_back" | "go_forward":
             getattr(page, action.verb)()

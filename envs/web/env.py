@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.envs.agents.functions import REACT
+from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.items import ItemIds
 from rllm_gym.envs.web.actions import ACTIONS, FUNCTIONS, Action, BadAction, execute, parse
@@ -74,7 +74,9 @@ class WebEnv(TextEnv):
     """
 
     default_system_prompt = SYSTEM_PROMPT
-    introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
+    introduction, turn_form = INTRODUCTION, REACT
+    functions: Sequence[Function] = FUNCTIONS
+    has_pointer = False  # whether the mouse acts at places, see `POINTER_FORMS`
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # noqa: RUF012  (Gymnasium's form)
 
     def __init__(
@@ -142,7 +144,7 @@ class WebEnv(TextEnv):
         return self._first
 
     def _act(self, action: str) -> StepResult:
-        parsed = parse(action)
+        parsed = parse(action, has_pointer=self.has_pointer)
         page = self.page
         verdict = self._carry_out(page, parsed)
         is_invalid = isinstance(parsed, BadAction) or page.is_impossible

@@ -7,6 +7,10 @@ from typing import Any
 
 MAX_HINT_CHARS = 40
 HINT_ATTRIBUTES = ("id", "class", "fill")  # and data-*
+# What a mouse has to do with, beside what takes clicks: shapes, and what jQuery UI lets one drag or resize.
+SVG_SHAPES = ("circle", "ellipse", "rect", "line", "path", "polygon", "polyline", "text")
+SHAPES = (*SVG_SHAPES, "CANVAS", "IMG", "TEXTAREA")
+DRAGGABLE = ("ui-draggable", "ui-sortable-handle", "ui-resizable-handle", "ui-droppable")
 WHOLE_PAGE = ("#document", "HTML", "BODY")  # where scripts listen for everything inside
 
 
@@ -18,19 +22,25 @@ class Layout:
         clickable: those that are shown and listen for clicks, or react to them by nature.
         above: those that have been scrolled out of view at the top.
         hints: words from an element's attributes; for those that have no name.
+        places: x, y, width and height in the viewport, if asked for; then shapes and what can be dragged are clickable.
+        shapes: by drawing (SVG) those in it, if places are asked for; the tree has a drawing as one picture.
     """
 
     clickable: frozenset[int] = frozenset()
     above: frozenset[int] = frozenset()
     hints: dict[int, str] = field(default_factory=dict)
+    places: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    shapes: dict[int, list[int]] = field(default_factory=dict)
 
 
-def read_layout(snapshot: dict[str, Any]) -> Layout:
+def read_layout(snapshot: dict[str, Any], *, with_places: bool = False) -> Layout:
     """Return what an answer to DOMSnapshot.captureSnapshot says; of frames inside the page, all but what is above."""
     strings = snapshot["strings"]
     clickable: set[int] = set()
     above: set[int] = set()
     hints: dict[int, str] = {}
+    places: dict[int, tuple[int, int, int, int]] = {}
+    shapes: dict[int, list[int]] = {}
     for number, document in enumerate(snapshot["documents"]):
         nodes, layout = document["nodes"], document["layout"]
         ids, tags = nodes["backendNodeId"], nodes["nodeName"]
@@ -42,10 +52,24 @@ def read_layout(snapshot: dict[str, Any]) -> Layout:
         if number == 0:
             top = document.get("scrollOffsetY", 0)
             above = {ids[index] for index, (_, y, _, height) in boxes.items() if y + height <= top}
+        if with_places and number == 0:
+            left, top = document.get("scrollOffsetX", 0), document.get("scrollOffsetY", 0)
+            for index, (x, y, width, height) in boxes.items():
+                if width > 0 or height > 0:
+                    places[ids[index]] = (round(x - left), round(y - top), round(width), round(height))
+                    words = {strings[i] for i in nodes["attributes"][index]}
+                    if strings[tags[index]] in SHAPES or any(d in word for word in words for d in DRAGGABLE):
+                        clickable.add(ids[index])
+            for index in boxes:
+                if strings[tags[index]] in SVG_SHAPES and ids[index] in places:
+                    drawing = nodes["parentIndex"][index]
+                    while strings[tags[drawing]] not in ("svg", *WHOLE_PAGE):
+                        drawing = nodes["parentIndex"][drawing]
+                    shapes.setdefault(ids[drawing], []).append(ids[index])
         for index, attributes in enumerate(nodes["attributes"]):
             if attributes and (hint := _hint(strings[tags[index]], [strings[i] for i in attributes])):
                 hints[ids[index]] = hint
-    return Layout(frozenset(clickable), frozenset(above), hints)
+    return Layout(frozenset(clickable), frozenset(above), hints, places, shapes)
 
 
 def _hint(tag: str, attributes: list[str]) -> str:

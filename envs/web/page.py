@@ -47,6 +47,8 @@ class WebPage:
         folder: answers for the sites with its files, whatever their names.
         storage_state: cookies and local storage to begin with: Playwright's dict, or the path of a JSON file with it.
         viewport: width and height in pixels.
+        shows_places: the tree shows where elements are (`box: x,y,width,height`, in pixels of the viewport), and shapes
+            and what can be dragged, too.
         holds_clock: the page's clock stands still but for a second at each action, which takes no real time: pages
             with timers and animations repeat exactly.
         timeout_s: how long a page may take to load or to answer.
@@ -64,12 +66,13 @@ class WebPage:
         folder: Path | None = None,
         storage_state: Any = None,
         viewport: tuple[int, int] = (1280, 720),
+        shows_places: bool = False,
         holds_clock: bool = False,
         timeout_s: float = 30.0,
     ):
         self._unseen: Node | None = None  # the first that the last observation has cut
         self._timeout_s = timeout_s
-        self._window = Window(sites, timeout_s=timeout_s, holds_clock=holds_clock)
+        self._window = Window(sites, timeout_s=timeout_s, holds_clock=holds_clock, shows_places=shows_places)
         self._browser = Browser.shared()
         self._end = weakref.finalize(self, _end, self._browser, self._window)
         try:
@@ -94,6 +97,18 @@ class WebPage:
     def type(self, id: int, text: str, *, presses_enter: bool) -> None:
         """Replace what a field holds; of a list, choose the option with this text."""
         self._on_node(id, lambda tab, node: tab.type(node, text, presses_enter=presses_enter))
+
+    def drag(self, id: int, target: int) -> None:
+        """Press the mouse in the middle of an element, move it to the middle of another, and release it."""
+        self._on_node(id, lambda tab, node: self._window.on_node(target, lambda tab, to: tab.drag(node, to)))
+
+    def mouse_click(self, x: int, y: int) -> None:
+        """Click at a place of the viewport."""
+        self._act(lambda: self._window.tab.mouse_drag((x, y), (x, y)))
+
+    def mouse_drag(self, x: int, y: int, to_x: int, to_y: int) -> None:
+        """Press the mouse at a place, move it to another, and release it."""
+        self._act(lambda: self._window.tab.mouse_drag((x, y), (to_x, to_y)))
 
     def press(self, keys: str) -> None:
         """Press a key, or several held together: "Enter", "Control+a", "ctrl+A"."""

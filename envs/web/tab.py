@@ -22,6 +22,7 @@ STUCK_TIMEOUT_S = 0.5  # instead of the page's, until it answers again
 SETTLE_S = 3.0  # how long requests of a page's scripts are waited for
 CLOCK_MS = 1000  # what an action takes on a page whose clock is held
 MAX_TYPED_CHARS = 200  # longer texts are pasted
+MOVES_OF_A_DRAG = 10  # scripts follow a mouse on its way
 ERROR_PAGE = "chrome-error://"
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class ImpossibleActionError(PageError):
 class Tab:
     """A tab, its title, and the numbers of its elements."""
 
-    def __init__(self, page: Any, session: Any, *, timeout_s: float, has_clock: bool):
+    def __init__(self, page: Any, session: Any, *, timeout_s: float, has_clock: bool, shows_places: bool = False):
         self.page = page
         self.title = ""
         self.nodes: list[Node] = []
@@ -50,6 +51,7 @@ class Tab:
         self._session = session
         self._timeout_s = timeout_s
         self._has_clock = has_clock
+        self._shows_places = shows_places
         self._numbers: dict[int | str, int] = {}  # Chromium's number of a DOM node -> the agent's, in this document
         self._main_frame = ""
         self._loading: set[str] = set()
@@ -57,9 +59,9 @@ class Tab:
         self._changed = asyncio.Event()
 
     @classmethod
-    async def attach(cls, page: Any, *, timeout_s: float, has_clock: bool) -> Tab:
+    async def attach(cls, page: Any, **options: Any) -> Tab:
         session = await page.context.new_cdp_session(page)
-        tab = cls(page, session, timeout_s=timeout_s, has_clock=has_clock)
+        tab = cls(page, session, **options)
         session.on("Page.frameRequestedNavigation", tab._on_requested)
         session.on("Page.windowOpen", tab._on_window)
         session.on("Page.frameStartedLoading", tab._on_started)
@@ -113,6 +115,29 @@ class Tab:
         if point is None:
             raise ImpossibleActionError(f"Element [{node.id}] is not visible.")
         await self._bounded(self.page.mouse.move(*point))
+
+    async def drag(self, node: Node, target: Node) -> None:
+        await self._point(target)  # scrolls to it, as far as the other one stays in view
+        start = await self._point(node)
+        quad = await self._quad(target)
+        if start is None or quad is None:
+            raise ImpossibleActionError(f"Element [{(node if start is None else target).id}] is not visible.")
+        await self.mouse_drag(start, (sum(quad[0::2]) / 4, sum(quad[1::2]) / 4))
+
+    async def mouse_drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press the mouse at a place and release it at another, which may be the same."""
+        size = self.page.viewport_size
+        for x, y in (start, end):
+            if not (0 <= x < size["width"] and 0 <= y < size["height"]):
+                raise ImpossibleActionError(
+                    f"The place {x:g}, {y:g} is outside of the page's {size['width']} x {size['height']} pixels."
+                )
+        mouse = self.page.mouse
+        await self._bounded(mouse.move(*start))
+        await self._bounded(mouse.down())
+        if end != start:
+            await self._bounded(mouse.move(*end, steps=MOVES_OF_A_DRAG))
+        await self._bounded(mouse.up())
 
     async def type(self, node: Node, text: str, *, presses_enter: bool) -> None:
         await self._point(node)  # scrolls to it
@@ -176,7 +201,7 @@ class Tab:
         raw = tree["nodes"]
         for frame_id in _child_frames(frames["frameTree"]):
             raw += await self._read_frame(frame_id, raw)
-        self.layout = read_layout(snapshot)
+        self.layout = read_layout(snapshot, with_places=self._shows_places)
         self.nodes = read_tree(raw, self._number, self.layout)
         self.title = self.nodes[0].name if self.nodes else ""
         return self.nodes

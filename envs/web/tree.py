@@ -81,6 +81,11 @@ def read_tree(
     """
     layout = layout or Layout()
     by_id = {node["nodeId"]: node for node in raw}
+    told = {node.get("backendDOMNodeId", 0) for node in raw}
+    for drawing in [node for node in raw if node.get("backendDOMNodeId", 0) in layout.shapes]:
+        untold = [_shape(id, drawing) for id in layout.shapes[drawing["backendDOMNodeId"]] if id not in told]
+        drawing["childIds"] = [*drawing.get("childIds", ()), *(shape["nodeId"] for shape in untold)]
+        by_id.update({shape["nodeId"]: shape for shape in untold})
     lines: list[_Line] = []
     # A stack, since pages nest deeper than Python's calls may: (node, line of the parent, what that says).
     stack: list[tuple[dict[str, Any], int, str]] = [
@@ -102,7 +107,8 @@ def read_tree(
             said = f"{name} {line.value}" if role != "RootWebArea" else ""
         if role not in FIELD_ROLES or role == "combobox":  # else the text in it, which its value says
             stack += [(by_id[id], parent, said) for id in reversed(node.get("childIds", ())) if id in by_id]
-    _merge_groups(lines)
+    if not layout.places:
+        _merge_groups(lines)
     nodes: list[Node] = []
     for line in lines:
         line.depth = lines[line.parent].depth + (not lines[line.parent].is_dropped) if line.parent >= 0 else 0
@@ -112,6 +118,10 @@ def read_tree(
                 hint = layout.hints.get(line.backend_id, "")
             key = line.backend_id or str(line.raw["nodeId"])
             target = line.backend_id or (lines[line.parent].backend_id if line.parent >= 0 else 0)
+            if line.depth and line.backend_id in layout.places:
+                if line.backend_id in layout.clickable and line.role not in CLICKABLE_ROLES:
+                    line.states["clickable"] = True
+                line.states["box"] = ",".join(map(str, layout.places[line.backend_id]))
             nodes.append(Node(number(key), line.role, line.name, line.depth, line.value, line.states, hint, target))
     return nodes
 
@@ -150,6 +160,17 @@ def _merge_groups(lines: list[_Line]) -> None:
                 line.states["clickable"] = True
         if line.parent >= 0 and len(inside[line.parent]) <= MAX_GROUP_LINES:
             inside[line.parent] += inside[index] if line.is_dropped else [index, *inside[index]]
+
+
+def _shape(backend_id: int, drawing: dict[str, Any]) -> dict[str, Any]:
+    """Return a shape of a drawing, which Chromium tells as one picture, as a node that it might have told of."""
+    return {
+        "nodeId": f"shape {backend_id}",
+        "parentId": drawing["nodeId"],
+        "backendDOMNodeId": backend_id,
+        "role": {"value": "graphics-symbol"},
+        "ignored": False,
+    }
 
 
 def _is_hidden(node: dict[str, Any]) -> bool:

@@ -26,7 +26,7 @@ HELD_TIME = "2026-01-05T09:00:00Z"  # on a page whose clock is held
 class Window:
     """Tabs, the one in front, and what went wrong in the last action."""
 
-    def __init__(self, sites: Sequence[str], *, timeout_s: float, holds_clock: bool):
+    def __init__(self, sites: Sequence[str], *, timeout_s: float, holds_clock: bool, shows_places: bool = False):
         self.sites = frozenset(origin(site) for site in sites)
         self.tabs: list[Tab] = []
         self.error = ""
@@ -36,6 +36,7 @@ class Window:
         self._current = 0
         self._timeout_s = timeout_s
         self._holds_clock = holds_clock
+        self._shows_places = shows_places
         self._notes: list[str] = []
         self._num_new_tabs = 0
         self._num_attaching = 0
@@ -213,7 +214,9 @@ class Window:
             page.on("download", self._on_download)
             page.on("crash", self._on_crash)
             try:
-                tab = await Tab.attach(page, timeout_s=self._timeout_s, has_clock=self._holds_clock)
+                tab = await Tab.attach(
+                    page, timeout_s=self._timeout_s, has_clock=self._holds_clock, shows_places=self._shows_places
+                )
             finally:
                 self._num_attaching -= 1
             self.tabs.append(tab)

@@ -1,9 +1,9 @@
-"""The embedded WebArena: tasks in WebArena's format over four sites that this package serves, with scripted experts.
+"""The embedded WebArena: tasks in WebArena's format over five sites that this package serves, with scripted experts.
 
 What the environment needs:
 
 - `load_tasks()`: the configs, in order; a config's `split` is "train" or "eval", and the two share no template.
-- `Sites`: one environment's copy of the four sites (`reset`, `server`, `storage_state`, `check`, `close`); the browser
+- `Sites`: one environment's copy of the sites (`reset`, `server`, `storage_state`, `check`, `close`); the browser
   takes `server` as its proxy, so that addresses are `SITE_URLS` in every episode.
 - `Expert`: says what to do next, from the observations and actions so far.
 """
@@ -14,7 +14,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from rllm_gym.envs.webarena.embedded_tasks import gitlab, reddit, shopping, shopping_admin
+from rllm_gym.envs.webarena.embedded_tasks import gitlab, map, reddit, shopping, shopping_admin
 from rllm_gym.envs.webarena.script import Script, Step
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.seed import seeded_image
@@ -29,8 +29,9 @@ def _load() -> tuple[list[dict[str, Any]], list[tuple[Step, ...]]]:
     database = Database(seeded_image())
     configs: list[dict[str, Any]] = []
     scripts = []
-    groups = (shopping.templates, reddit.templates, gitlab.templates, shopping_admin.templates)
-    for template_id, each in enumerate(each for group in groups for each in group):
+    # The map came last: the numbers of the others' tasks stay.
+    sites = (shopping, reddit, gitlab, shopping_admin, map)
+    for template_id, each in enumerate(each for site in sites for each in site.templates):
         for config, steps in each.configs(database):
             configs.append({**config, "task_id": len(configs), "intent_template_id": template_id})
             scripts.append(steps)
@@ -41,9 +42,9 @@ def _load() -> tuple[list[dict[str, Any]], list[tuple[Step, ...]]]:
 def load_tasks() -> list[dict[str, Any]]:
     """Return the configs of the embedded tasks, in WebArena's format, `task_id` counting from 0.
 
-    Addresses begin with `__SHOPPING__`, `__REDDIT__`, `__GITLAB__` or `__SHOPPING_ADMIN__`. Beyond WebArena's fields
-    there is `split`: "train" or "eval". `storage_state` names the site to log in to ("./.auth/shopping_state.json", as
-    WebArena does), or is None.
+    Addresses begin with `__SHOPPING__`, `__REDDIT__`, `__GITLAB__`, `__SHOPPING_ADMIN__` or `__MAP__`. Beyond the
+    fields of WebArena there is `split`: "train" or "eval". `storage_state` names the site to log in to
+    ("./.auth/shopping_state.json", as WebArena does), or is None.
     """
     return _load()[0]
 

@@ -32,10 +32,10 @@ class WebArenaEnv(WebEnv):
     """Reach an objective on the web: find something out, go somewhere, or change something.
 
     Task:
-        By default tasks on four embedded sites: a shop, a forum, collaborative development and content management,
-        served by this package, with a fresh copy for each episode. With `task_set` WebArena's 812 tasks, or those of
-        WebArena-Verified, on the benchmark's sites, which the user sets up. A task begins at its start page, logged in
-        where it says so, with a tab for each of several start pages.
+        By default tasks on five embedded sites: a shop, a forum, collaborative development, content management and a
+        map, served by this package, with a fresh copy for each episode. With `task_set` WebArena's 812 tasks, or those
+        of WebArena-Verified, on the benchmark's sites, which the user sets up. A task begins at its start page, logged
+        in where it says so, with a tab for each of several start pages.
 
     Observation:
         Text. "OBJECTIVE: " and the task's intent, verbatim; the accessibility tree of the tab in front, with lines like

@@ -10,7 +10,8 @@ from rllm_gym.envs.web.actions import parse
 _NODE = re.compile(r"^\t*\[(\d+)\] (.*)$", re.MULTILINE)
 _URL = re.compile(r"^URL: (.*)$", re.MULTILINE)
 _FOOTER = re.compile(r"^(?:TABS|ERROR): .*\n?|(?: focused: True)", re.MULTILINE)
-_CUT_BELOW = "more lines below; scroll down"
+_CUT_BELOW = "more lines below; scroll [down]"
+_GROWS = "StaticText 'Scroll down for more'"  # at the end of a list
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Script:
         step = self._steps[min(self._index, len(self._steps) - 1)]
         if command := step.find(self._observation):
             return _Plan(command, step.thought, self._index + (step.verb != "stop"), step.is_navigation)
-        if _CUT_BELOW in self._observation:
+        if _CUT_BELOW in self._observation or _GROWS in self._observation:
             return _Plan("scroll [down]", "I look further down.", self._index, False)
         if command := Step("click", "link", "Next page").find(self._observation):
             return _Plan(command, "I look at the next page.", self._index, False)

@@ -12,7 +12,9 @@ import pytest
 from rllm_gym.envs.miniwob import tasks
 from rllm_gym.envs.miniwob.env import MiniWoBEnv
 from rllm_gym.envs.miniwob.expert import EXPERTS, advise
+from rllm_gym.envs.miniwob.expert_pointer import box, is_inside
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS
+from rllm_gym.envs.miniwob.view import POINTER_EXPERTS
 from rllm_gym.envs.web import window
 from rllm_gym.envs.web.page import WebPage
 from rllm_gym.errors import ConfigError, EnvError
@@ -84,6 +86,62 @@ def test_the_expert_solves_its_task(env, task):
     begin(env, task, seed=3)
     rewards, is_success = follow_expert(env)
     assert is_success and rewards == [0.0] * (len(rewards) - 1) + [1.0]
+
+
+@pytest.fixture
+def pointing():
+    env = MiniWoBEnv(pointer=True, split="all")
+    yield env
+    env.close()
+
+
+@pytest.mark.parametrize("task", sorted(POINTER_EXPERTS))
+def test_the_mouse_solves_what_needs_a_place_or_a_drag(pointing, task):
+    for seed in (3, 4, 5):
+        begin(pointing, task, seed=seed)
+        rewards, is_success = follow_expert(pointing)
+        # Where a page measures how near a click is, a pixel costs a part of the reward.
+        assert is_success or (rewards[-1] > 0.9 and not task.startswith("drag")), (seed, rewards)
+        assert pointing.index == TASKS.index(task)
+
+
+def test_the_experts_of_the_mouse_are_for_tasks_that_have_no_other():
+    assert len(POINTER_EXPERTS) >= 13 and not set(POINTER_EXPERTS) & set(EXPERTS)
+    assert set(POINTER_EXPERTS) <= set(TASKS)
+
+
+def test_places_are_shown_and_taken_only_where_they_are_asked_for(env, pointing):
+    plain, placed = begin(env, "drag-circle"), begin(pointing, "drag-circle")
+    assert "box:" not in plain and "mouse_click" not in env.system_prompt
+    assert (
+        "graphics-symbol '' clickable: True box: " in placed and "mouse_drag [x] [y] [x] [y]" in pointing.system_prompt
+    )
+    said, _, _, _, info = env.step("mouse_click [10] [60]")
+    assert "'mouse_click [10] [60]' is not an action" in said and info["is_invalid_action"]
+    for action, error in [
+        ("mouse_click [500] [60]", "The place 500, 60 is outside of the page's 500 x 320 pixels."),
+        ("mouse_drag [10] [60] [10] [320]", "The place 10, 320 is outside of"),
+        ("drag [2] [99]", "There is no element [99] on this page."),
+        ("drag [99] [2]", "There is no element [99] on this page."),
+    ]:
+        said, _, _, _, info = pointing.step(action)
+        assert f"ERROR: {error}" in said and info["is_invalid_action"]
+    with pytest.raises(ConfigError, match="pointer must be true or false; got 'yes'"):
+        MiniWoBEnv(pointer="yes")
+
+
+def test_an_element_is_dragged_onto_another_and_a_click_falls_where_it_is_asked_for(pointing):
+    begin(pointing, "drag-box", seed=1)
+    small, large = (next(n for n in pointing.nodes if f"draggable{size}" in n.hint) for size in ("Small", "Large"))
+    before = box(large)
+    said = pointing.step(f"drag [{small.id}] [{large.id}]")[0]
+    assert "ERROR" not in said
+    small, large = (next(n for n in pointing.nodes if f"draggable{size}" in n.hint) for size in ("Small", "Large"))
+    assert box(large) == before and is_inside(small, large)
+    submit = next(node for node in pointing.nodes if node.name == "Submit")
+    x, y, width, height = box(submit)
+    _, reward, terminated, _, _ = pointing.step(f"mouse_click [{x + width // 2}] [{y + height // 2}]")
+    assert (reward, terminated) == (1.0, True)
 
 
 def test_every_task_begins_with_its_instruction_and_says_no_more_than_it_may(env):

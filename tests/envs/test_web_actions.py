@@ -49,6 +49,35 @@ def test_an_action_is_read(text, action):
 
 
 @pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("drag [3] [12]", Action("drag", 3, places=(12,))),
+        ("Thought: there.\nAction: mouse_click [80] [120]", Action("mouse_click", places=(80, 120))),
+        ("```mouse_drag [1][2] [30] [40]``` (left)", Action("mouse_drag", places=(1, 2, 30, 40))),
+        ("click [3]", Action("click", 3)),
+    ],
+)
+def test_places_are_read_where_there_are_some(text, action):
+    assert parse(text, has_pointer=True) == action
+    if action.verb != "click":
+        assert "is not an action" in parse(text).reason  # WebArena has none
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("drag [3]", "drag [id] [id]"),
+        ("mouse_click [3]", "mouse_click [x] [y]"),
+        ("mouse_click [-3] [4]", "mouse_click [x] [y]"),
+        ("mouse_drag [1] [2] [3]", "mouse_drag [x] [y] [x] [y]"),
+        ("mouse_drag 1 2 3 4", "mouse_drag [x] [y] [x] [y]"),
+    ],
+)
+def test_the_form_of_a_place_is_named(text, form):
+    assert parse(text, has_pointer=True) == BadAction(f"The form of this action is: {form}.")
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "Action:", "click", "click 12", "click [ok]", "click [\u0663]", "type [5]", "type [x] [y]", "scroll [left]",
      "press []", "goto", "stop the car", "fly to the moon", "``````", "the action: click [1]", "\ud800"],

@@ -25,6 +25,9 @@ JUNK = ("", "-1", "99999999999999999999", "' OR 1=1 --", "<b>\u00e9\u6728\U0001f
 SHOP, FORUM, CODE, ADMIN = (SITE_URLS[name] for name in ("shopping", "reddit", "gitlab", "shopping_admin"))
 
 
+PLAIN = [name for name in SITE_URLS if name != "map"]  # whose pages have no scripts; test_webarena_map.py has the map
+
+
 def client_of(sites):
     client = requests.Session()
     client.trust_env = False  # NO_PROXY
@@ -248,7 +251,7 @@ def test_configs_have_the_fields_of_webarenas():
         assert set(config) == {*fields, "split"}
 
 
-@pytest.mark.parametrize("name", SITE_URLS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_expert_solves_every_task_none_is_solved_at_the_start_and_answers_can_be_read(name, sites):
     for task in load_tasks():
         if task["sites"] == [name]:
@@ -264,7 +267,7 @@ def test_the_expert_solves_every_task_none_is_solved_at_the_start_and_answers_ca
     ids=["links", "fields"],
 )
 def test_the_expert_finds_its_way_back_after_actions_that_are_not_its_own(mistakes, sites):
-    for task in {task["intent_template_id"]: task for task in load_tasks()}.values():
+    for task in {task["intent_template_id"]: task for task in load_tasks() if task["sites"] != ["map"]}.values():
         assert play(task, sites, mistakes)[0], task["intent"]
 
 
@@ -282,7 +285,7 @@ def test_the_expert_goes_on_after_an_action_that_changed_nothing():
 def test_the_expert_scrolls_where_the_tree_is_cut_and_turns_the_page_where_a_list_goes_on():
     task = next(task for task in load_tasks() if task["intent"].startswith("Cancel my order"))
     expert = Expert(task)
-    expert.observe("[1] link 'Cart (0)'\n[... 30 more lines below; scroll down to see them]\nURL: http://shop.test/")
+    expert.observe("[1] link 'Cart (0)'\n[... 30 more lines below; scroll [down] shows them]\nURL: http://shop.test/")
     assert parse(expert.action()) == parse("scroll [down]")
     expert.observe("[7] link 'My orders'\nURL: http://shop.test/", expert.action())
     assert parse(expert.action()) == parse("click [7]")

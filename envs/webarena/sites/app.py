@@ -1,4 +1,4 @@
-"""What the four sites share: the Flask application, its database and session, log-in, forms and pages of a list."""
+"""What the sites share: the Flask application, its database and session, log-in, forms and pages of a list."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Site:
 
 
 def create_app(name: str) -> Flask:
-    """Return the WSGI application of a site: "shopping", "reddit", "gitlab" or "shopping_admin"."""
+    """Return the WSGI application of a site: "shopping", "reddit", "gitlab", "shopping_admin" or "map"."""
     site: Site = importlib.import_module(f"rllm_gym.envs.webarena.sites.{name}").SITE
     app = Flask(__name__)
     app.secret_key = _SECRET

@@ -1,4 +1,4 @@
-"""The database behind the four sites: built once from seeded data, copied for every episode."""
+"""The database behind the sites: built once from seeded data, copied for every episode."""
 
 from __future__ import annotations
 

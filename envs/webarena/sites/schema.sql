@@ -97,3 +97,21 @@ CREATE TABLE files (project_id INTEGER REFERENCES projects, path TEXT, content T
 CREATE INDEX comments_of_post ON comments (post_id);
 CREATE INDEX votes_on_target ON votes (kind, target_id);
 CREATE INDEX reviews_of_product ON reviews (product_id);
+
+-- The map: places at junctions of a town's roads; distances in metres.
+CREATE TABLE junctions (id INTEGER PRIMARY KEY, x INTEGER, y INTEGER);
+CREATE TABLE roads (a INTEGER REFERENCES junctions, b INTEGER REFERENCES junctions, name TEXT, metres INTEGER, kmh INTEGER);
+CREATE TABLE places (
+    id INTEGER PRIMARY KEY, slug TEXT UNIQUE, name TEXT UNIQUE, kind TEXT, street TEXT, phone TEXT, opens TEXT,
+    rating REAL, junction_id INTEGER REFERENCES junctions
+);
+CREATE TABLE travellers (id INTEGER PRIMARY KEY, name TEXT UNIQUE, password TEXT);
+CREATE TABLE place_lists (id INTEGER PRIMARY KEY, traveller_id INTEGER REFERENCES travellers, name TEXT);
+CREATE TABLE saved_places (
+    list_id INTEGER REFERENCES place_lists, place_id INTEGER REFERENCES places, note TEXT,
+    PRIMARY KEY (list_id, place_id)
+);
+CREATE TABLE reports (
+    id INTEGER PRIMARY KEY, place_id INTEGER REFERENCES places, traveller_id INTEGER REFERENCES travellers, reason TEXT,
+    details TEXT, created TEXT
+);

@@ -1,4 +1,4 @@
-"""The server of one environment's sites: a thread on 127.0.0.1 that answers for all four, as an HTTP proxy does."""
+"""The server of one environment's sites: a thread on 127.0.0.1 that answers for all of them, as an HTTP proxy does."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ SITE_URLS = {
     "reddit": "http://forum.test",
     "gitlab": "http://code.test",
     "shopping_admin": "http://shop-admin.test",
+    "map": "http://map.test",
 }
 _NAMES = {url.removeprefix("http://").removesuffix(".test"): name for name, url in SITE_URLS.items()}
 
 
 class Sites:
-    """One environment's copy of the four sites, on a port of its own.
+    """One environment's copy of the sites, on a port of its own.
 
     A reset begins with the seeded data again; nothing that was done before is left. The addresses are `SITE_URLS` for
     whoever takes `server` as an HTTP proxy; without one, a site answers as http://shop.localhost:<port>, too.
