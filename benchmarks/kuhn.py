@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/kuhn.py --seeds 0 1 --only role
     .venv/bin/python benchmarks/kuhn.py --report               # the table of the rows that are there
 
-A short SFT on random legal play comes first, so that the policy knows the moves and nothing of the game: NashConv of
-uniform play is 0.917. Then one policy plays both seats. NashConv is exact (`rllm_gym.evaluation.nash_conv`), summed
-over every way to say a move. Every run appends a row to `kuhn.jsonl` as it ends.
+A short SFT on the legal play of a random policy comes first, so that the policy knows the moves and nothing of the
+game. Then one policy plays both seats. NashConv is exact (`rllm_gym.evaluation.nash_conv`), summed over every way to
+say a move; that of uniform play is 0.917. Every run appends a row to `kuhn.jsonl` as it ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,15 @@ RL = {"groups_per_step": 12, "group_size": 16, "lr": 1e-4, "entropy_coeff": 0.02
 
 
 def legal_play(file: Path, num_games: int, seed: int) -> None:
-    """Write what both players of random legal games have read and said, as chat messages."""
+    """Write what both players of legal games have read and said, as chat messages.
+
+    They play a random policy: in each information state they bet with a chance that was drawn once. So there is nothing
+    to learn about good play, but one must read card and bets to say what comes next.
+    """
     import rllm_gym
 
     env, rng = rllm_gym.make_multi_agent(GAME, **ENV), random.Random(seed)
+    chances: dict[str, float] = defaultdict(lambda: rng.uniform(0.1, 0.9))
     with file.open("w", encoding="utf-8") as out:
         for number in range(num_games):
             talk: dict[str, list[dict[str, str]]] = {agent: [] for agent in env.possible_agents}
@@ -57,7 +63,7 @@ def legal_play(file: Path, num_games: int, seed: int) -> None:
                 [player] = [agent for agent in texts if "legal_actions" in infos[agent]] or [None]
                 if player is None:
                     break
-                move = rng.choice(infos[player]["legal_actions"])
+                move = "bet" if rng.random() < chances[infos[player]["information_state"]] else "pass"
                 talk[player] += [{"role": "user", "content": texts[player]}, {"role": "assistant", "content": move}]
                 texts, _, _, _, infos = env.step({player: move})
             for messages in filter(None, talk.values()):

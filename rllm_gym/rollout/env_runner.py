@@ -332,6 +332,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.weights_seq_no = version
 
     def _load_opponents(self, opponents: OpponentWeights) -> None:
+        for agent_id, opponent in self.config.opponent_specs.items():
+            has_weights = opponent.is_model and opponent.hugging_face_model is None
+            if has_weights and opponent.module_of(agent_id) not in opponents:
+                raise RllmGymError(f"LLMEnvRunner: the opponent of {agent_id} has no weights; got {opponent.source!r}.")
         for module_id, (version, weights) in opponents.items():
             if self._opponents.get(module_id) != weights:
                 state = ray.get(weights)

@@ -208,6 +208,9 @@ class LLMConfig(StrictConfig, CommonOptions):
         if self.learns_from_its_trajectories and self.keep_episodes != "all":
             raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
         for agent_id, opponent in self.opponent_specs.items():
+            if opponent.kind == "frozen":  # where its folder is, whoever reads this
+                written = getattr(self, "opponents", {})
+                self.update_from_dict({"opponents": {**written, agent_id: {"frozen": opponent.source}}})
             if opponent.kind != "self" and (name := opponent.module_of(agent_id)) in self.policies:
                 raise ConfigError(f"{who}: no policy may have the name of an opponent; got {name!r}. Rename it.")
         for policy_id in self.algorithm_config_overrides_per_module.keys() - set(self.policies):
