@@ -40,8 +40,8 @@ class Opponent:
     @property
     def hugging_face_model(self) -> str | None:
         """The name or folder of a frozen Hugging Face model; None of what has its weights from a run."""
-        folder = Path(self.source)
-        is_checkpoint = folder.is_dir() and not (folder / "config.json").is_file()
+        folder = Path(self.source)  # made absolute where it is a folder, which need not be there on every machine
+        is_checkpoint = (folder.is_absolute() or folder.is_dir()) and not (folder / "config.json").is_file()
         return self.source if self.kind == "frozen" and not is_checkpoint else None
 
     def module_of(self, agent_id: str) -> str:
@@ -70,7 +70,8 @@ def _opponent_of(agent_id: str, spec: Any) -> Opponent:
         )
     match kind, options:
         case "frozen", str():
-            return Opponent("frozen", source=options)
+            folder = Path(options)
+            return Opponent("frozen", source=str(folder.absolute()) if folder.is_dir() else options)
         case "pool", Mapping():
             return _pool_of(who, options)
         case (("self" | "random" | "expert"), None):

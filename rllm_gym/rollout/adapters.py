@@ -1,4 +1,4 @@
-"""What an engine gets from a LoRA adapter: only the adapter travels, and is added to the base model's weights here."""
+"""What an engine gets from LoRA adapters: only they travel, and are added to the base model's weights here."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ class AdaptedWeights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._base)
+
+
+def difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the adapter that makes the weights of one policy of those of another, where both have one of their own.
+
+    A = [A_theirs; A_mine],  B = [B_theirs, -B_mine],  so that  W_mine + B A = W_theirs
+    """
+    out = {}
+    for name, value in theirs.items():
+        a, b = torch.as_tensor(value), torch.as_tensor(mine[name])
+        out[name] = torch.cat([a, b], 0) if name.endswith(LORA_A) else torch.cat([a, -b], 1)
+    return out

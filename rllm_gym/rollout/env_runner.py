@@ -25,7 +25,7 @@ from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.models import LORA_A, resolve_base_model
 from rllm_gym.rollout import waiting
-from rllm_gym.rollout.adapters import AdaptedWeights
+from rllm_gym.rollout.adapters import AdaptedWeights, difference
 from rllm_gym.rollout.callbacks import EpisodeCallbacks, has_episode_callbacks
 from rllm_gym.rollout.engines import engine_maker
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
@@ -66,6 +66,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.num_groups_sampled = 0
         self.engines: dict[str, Engine] = {}
         self._opponents: dict[str, ray.ObjectRef] = {}  # by module, the weights that its engine holds
+        self._policies: Mapping[str, Any] = {}  # by module, the adapters that their engines hold, if any rides on one
         self._base_weights: dict[str, Mapping[str, torch.Tensor]] = {}  # by module, where LoRA is added to them
         self.loop: RolloutLoop | None = None
         self.error: str | None = None
@@ -126,7 +127,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             elif opponent.is_model:
                 module_id = opponent.module_of(agent_id)
                 self._check_tokenizer(module_id)
-                self.engines[module_id] = self._make_engine(module_id)
+                if policy_id := self.config.adapter_hosts.get(module_id):
+                    engine: Any = self.engines[policy_id]
+                    self.engines[module_id] = engine.with_adapter()
+                else:
+                    self.engines[module_id] = self._make_engine(module_id)
 
     def _module_of(self, agent_id: str, episode: Episode) -> str:
         if (opponent := self.config.opponent_specs.get(agent_id)) and opponent.kind != "self":
@@ -172,7 +177,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             dtype=config.dtype,
             max_model_len=config.max_model_len,
             max_num_seqs=config.num_envs_per_env_runner,
-            options=config.engine_options,
+            options={**config.adapter_options(module_id), **config.engine_options},
         )
 
     @property
@@ -320,14 +325,25 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         try:
             for module_id in self._module_ids():
                 self.engines[module_id].load_weights(self._whole_weights(module_id, weights[module_id]), version)
+            self._policies = weights if self.config.adapter_hosts else {}
+            self._opponents = {id_: of for id_, of in self._opponents.items() if id_ not in self.config.adapter_hosts}
         except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
             self.error = _describe(error)
         self.weights_seq_no = version
 
     def _load_opponents(self, opponents: OpponentWeights) -> None:
+        for agent_id, opponent in self.config.opponent_specs.items():
+            has_weights = opponent.is_model and opponent.hugging_face_model is None
+            if has_weights and opponent.module_of(agent_id) not in opponents:
+                raise RllmGymError(f"LLMEnvRunner: the opponent of {agent_id} has no weights; got {opponent.source!r}.")
         for module_id, (version, weights) in opponents.items():
             if self._opponents.get(module_id) != weights:
-                self.engines[module_id].load_weights(self._whole_weights(module_id, ray.get(weights)), version)
+                state = ray.get(weights)
+                if policy_id := self.config.adapter_hosts.get(module_id):
+                    whole: Mapping[str, Any] = difference(state, self._policies[policy_id])
+                else:
+                    whole = self._whole_weights(module_id, state)
+                self.engines[module_id].load_weights(whole, version)
                 self._opponents[module_id] = weights
 
     def _whole_weights(self, module_id: str, weights: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -24,11 +24,13 @@ from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.options.every_method import CommonOptions
-from rllm_gym.rollout.engines import ONLY_PLAYS, check_engine
+from rllm_gym.rollout.engines import ONLY_PLAYS, adapter_options, check_engine
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
 from rllm_gym.training.strict_config import StrictConfig
 from rllm_gym.types import SamplingParams
+
+PEFT_RANK = 8  # peft's default
 
 
 class LLMConfig(StrictConfig, CommonOptions):
@@ -100,6 +102,31 @@ class LLMConfig(StrictConfig, CommonOptions):
     def policy_of(self, agent_id: str) -> str:
         """Return the policy of the run that plays an agent, or whose earlier selves do."""
         return str(cast(Any, self.policy_mapping_fn)(agent_id, None)) if self.is_multi_agent else DEFAULT_MODULE_ID
+
+    @property
+    def adapter_hosts(self) -> dict[str, str]:
+        """The opponents that are adapters on a policy's engine: module to policy. The others have engines of their own.
+
+        A pool of adapters is one, with vLLM.
+        """
+        hosts = {
+            opponent.module_of(a): self.policy_of(a)
+            for a, opponent in self.opponent_specs.items()
+            if opponent.kind == "pool"
+        }
+        fits = {policy_id for policy_id in hosts.values() if self._adapter_rank(policy_id) is not None}
+        return {module_id: policy_id for module_id, policy_id in hosts.items() if policy_id in fits}
+
+    def _adapter_rank(self, policy_id: str) -> int | None:
+        lora = self.option_of(policy_id, "lora")
+        rank = None if lora is None or self.engine != "vllm" else int(lora.get("r", PEFT_RANK))
+        return rank if rank is not None and adapter_options(rank, 1) else None
+
+    def adapter_options(self, module_id: str) -> dict[str, Any]:
+        """Return the options of a policy's engine on which opponents ride."""
+        num_adapters = list(self.adapter_hosts.values()).count(module_id)
+        rank = self._adapter_rank(module_id) if num_adapters else None
+        return {} if rank is None else adapter_options(rank, num_adapters) or {}
 
     @property
     def max_turns(self) -> dict[str, int]:
@@ -182,6 +209,9 @@ class LLMConfig(StrictConfig, CommonOptions):
         if self.learns_from_its_trajectories and self.keep_episodes != "all":
             raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
         for agent_id, opponent in self.opponent_specs.items():
+            if opponent.kind == "frozen":  # where its folder is, whoever reads this
+                written = getattr(self, "opponents", {})
+                self.update_from_dict({"opponents": {**written, agent_id: {"frozen": opponent.source}}})
             if opponent.kind != "self" and (name := opponent.module_of(agent_id)) in self.policies:
                 raise ConfigError(f"{who}: no policy may have the name of an opponent; got {name!r}. Rename it.")
         for policy_id in self.algorithm_config_overrides_per_module.keys() - set(self.policies):

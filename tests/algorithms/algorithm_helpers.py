@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import torch
 
 # Module-level functions travel to worker processes by name, and so share what this module holds there.
 COUNTER: Counter = Counter()
@@ -89,3 +90,17 @@ def numbers(result, prefix="") -> dict[str, float]:
 def not_finite(result) -> list[str]:
     """The names of a result's numbers that are no finite ones."""
     return [name for name, value in numbers(result).items() if not math.isfinite(value)]
+
+
+@torch.no_grad()
+def distance(lm, stream) -> float:
+    """The largest difference between the sampler's log-probabilities and a model's."""
+    ids, at, sampled = [], [], []
+    for turn in stream.turns:
+        ids += [*turn.observation_ids]
+        at += range(len(ids), len(ids) + len(turn.action_ids))
+        ids += [*turn.action_ids]
+        sampled += [*turn.logp]
+    tokens = torch.tensor(ids)
+    logp = torch.log_softmax(lm(input_ids=tokens[None]).logits[0, :-1], -1).gather(-1, tokens[1:, None])[:, 0]
+    return (logp[torch.tensor(at) - 1] - torch.tensor(sampled)).abs().max().item()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from rllm_gym.algorithms.agent_evol import AgentEvolConfig
 from rllm_gym.algorithms.dpo import DPOConfig
 from rllm_gym.evaluation.export import export_policy
-from tests.algorithms.algorithm_helpers import module_weights, not_finite, toy_config
+from tests.algorithms.algorithm_helpers import distance, module_weights, not_finite, toy_config
 from tests.algorithms.offline_helpers import offline_config
 
 pytestmark = pytest.mark.slow
@@ -52,21 +52,6 @@ def test_adapters_alone_are_trained_and_samplers_and_export_have_the_merged_mode
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     algo.sync_weights()  # DPO does so when it is to play
     played, _ = algo.sample(algo.task_sampler.groups(9, 1), max_episode_steps=algo.horizons)
-    episodes = played
-    assert max(distance(exported, episode) for episode in episodes) < 1e-3
-    assert max(distance(base, episode) for episode in episodes) > 0.05
-
-
-@torch.no_grad()
-def distance(lm, episode) -> float:
-    """The largest difference between the sampler's log-probabilities and a model's."""
-    [stream] = episode.streams.values()
-    ids, at, sampled = [], [], []
-    for turn in stream.turns:
-        ids += [*turn.observation_ids]
-        at += range(len(ids), len(ids) + len(turn.action_ids))
-        ids += [*turn.action_ids]
-        sampled += [*turn.logp]
-    tokens = torch.tensor(ids)
-    logp = torch.log_softmax(lm(input_ids=tokens[None]).logits[0, :-1], -1).gather(-1, tokens[1:, None])[:, 0]
-    return (logp[torch.tensor(at) - 1] - torch.tensor(sampled)).abs().max().item()
+    streams = [stream for episode in played for stream in episode.streams.values()]
+    assert max(distance(exported, stream) for stream in streams) < 1e-3
+    assert max(distance(base, stream) for stream in streams) > 0.05

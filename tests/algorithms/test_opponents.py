@@ -7,10 +7,13 @@ import signal
 import time
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.grpo import GRPO
 from rllm_gym.data import read_episodes
-from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, toy_config
+from rllm_gym.rollout.adapters import AdaptedWeights
+from tests.algorithms.algorithm_helpers import distance, equal, module_weights, not_finite, toy_config
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +29,26 @@ def config_of(base_model, **options):
 def opponent_versions(played):
     turns = [t for e in played for s in e.streams.values() if s.module_id == "opponent_player_1" for t in s.turns]
     return {turn.policy_version for turn in turns}
+
+
+def test_with_lora_a_pool_is_another_adapter_on_the_policys_engine(tiny_model, build):
+    pool = {"opponents": {"player_1": {"pool": {"every": 2, "size": 1}}}, "lora": {"r": 4, "lora_alpha": 16}}
+    algo = build(config_of(tiny_model, **pool | {"lr": 3e-2}))
+    kinds = algo.env_runner_group.foreach_env_runner(
+        lambda runner: {name: type(engine).__name__ for name, engine in runner.engines.items()}, local_env_runner=False
+    )
+    assert kinds == [{"default_policy": "VLLMEngine", "opponent_player_1": "VLLMAdapter"}]
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    base = {name: value.clone() for name, value in lm.state_dict().items()}
+    for step in range(4):
+        theirs = dict(algo.opponent_pools["player_1"].opponent.weights)
+        mine = dict(algo.policy_weights("default_policy")[1])
+        algo.train()
+        for module, adapter in (("opponent_player_1", theirs), ("default_policy", mine)):
+            lm.load_state_dict(dict(AdaptedWeights(base, adapter)))
+            streams = [s for e in algo.sampled.played for s in e.streams.values() if s.module_id == module]
+            assert max(distance(lm, stream) for stream in streams[:6]) < 1e-3, (step, module)
+    assert not equal(theirs, mine)
 
 
 @pytest.mark.promise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from functools import partial
@@ -14,6 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.models import LORA_A, LORA_B
+from rllm_gym.rollout.adapters import AdaptedWeights, difference
+from rllm_gym.rollout.engines import adapter_options
 from rllm_gym.rollout.engines.vllm import VLLMEngine
 from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
 
@@ -189,3 +193,49 @@ def test_looking_at_what_is_deprecated_warns_nobody():
     done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "reduce_op" not in done.stderr and "FutureWarning: mine" in done.stderr
+
+
+def adapter_of(model, seed, rank=4):
+    """A random adapter of all linear layers, as a module hands it over."""
+    generator, out = torch.Generator().manual_seed(seed), {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+            scale = 0.3 / layer.in_features**0.5
+            out[f"{name}.weight{LORA_A}"] = torch.randn(rank, layer.in_features, generator=generator) * scale
+            out[f"{name}.weight{LORA_B}"] = torch.randn(layer.out_features, rank, generator=generator)
+    return out
+
+
+def adapted(model, adapter):
+    other = copy.deepcopy(model)
+    other.load_state_dict(dict(AdaptedWeights(model.state_dict(), adapter)))
+    return other
+
+
+@pytest.mark.slow
+def test_an_adapter_is_another_policy_on_the_same_engine(tiny_model, models):
+    mine, theirs, later = (adapter_of(models[0], seed) for seed in (1, 2, 3))
+    engine = VLLMEngine(
+        str(tiny_model), max_model_len=256, max_num_seqs=8,
+        options={"kv_cache_memory_bytes": 2**26, **adapter_options(4, 1)},
+    )  # fmt: skip
+    try:
+        learner, opponent = adapted(models[0], mine), engine.with_adapter()
+        engine.load_weights(dict(AdaptedWeights(models[0].state_dict(), mine)), 3)
+        for number, adapter in enumerate((theirs, later)):
+            opponent.load_weights(difference(adapter, mine), policy_version=number)
+            asked = [request(f"{number}-{k}", seed=k) for k in range(4)]
+            for k, each in enumerate(asked):  # in one batch
+                (opponent if k % 2 else engine).submit(each)
+            done = {}
+            while len(done) < 4:
+                done |= {c.request_id: c for c in opponent.step()}
+            for k, each in enumerate(asked):
+                model = adapted(models[0], adapter) if k % 2 else learner
+                completion = done[each.request_id]
+                expected = forward_logp(model, each.prompt_ids, completion.token_ids)
+                np.testing.assert_allclose(completion.logp, expected, atol=2e-4)
+            assert (engine.policy_version, opponent.policy_version) == (3, number)
+        opponent.close()
+    finally:
+        engine.close()

@@ -55,6 +55,7 @@ ONLY_PLAYS = {  # and why
 VLLM_FIXED_OPTIONS = {  # what VLLMEngine relies on, or takes as arguments of its own
     "model", "dtype", "max_model_len", "max_num_seqs", "skip_tokenizer_init", "logprobs_mode",
 }  # fmt: skip
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what its `max_lora_rank` may be
 _METHODS = [name for name, value in vars(Engine).items() if inspect.isfunction(value) and not name.startswith("_")]
 
 
@@ -174,6 +175,17 @@ def _check_maker(maker: Any, engine: Any) -> None:
             f"engine: must be called as (model, *, dtype, max_model_len, max_num_seqs, options); got {engine!r} "
             f"({error}). See rllm_gym.rollout.engines.EngineMaker."
         ) from error
+
+
+def adapter_options(rank: int, num_adapters: int) -> dict[str, Any] | None:
+    """Return the options of a vLLM engine that can hold adapters beside its weights; None where they are too large.
+
+    Args:
+        rank: of each of two policies that differ by their adapters; the difference has twice that.
+        num_adapters: that it holds at once.
+    """
+    fitting = [most for most in VLLM_RANKS if most >= 2 * rank]
+    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": num_adapters} if fitting else None
 
 
 def check_weight_names(who: str, names: Collection[str], expected: Collection[str]) -> None:

@@ -17,26 +17,34 @@ for _name, _value in {
 
 import dataclasses
 import gc
+import itertools
+import json
 import re
+import tempfile
 import warnings
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as VLLMSamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import dispatcher
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import did_you_mean
+from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
 from rllm_gym.types import Completion, CompletionRequest
 
+_ADAPTER_NUMBERS = itertools.count(1)
 DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
 
 
@@ -106,7 +114,7 @@ class VLLMEngine:
         # Called by close(), by the garbage collector or at exit, whichever comes first, and only once.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine.engine_core.engine_core)  # type: ignore[union-attr]
 
-    def submit(self, request: CompletionRequest) -> None:
+    def submit(self, request: CompletionRequest, adapter: LoRARequest | None = None) -> None:
         params = VLLMSamplingParams(
             temperature=request.params.temperature,
             top_p=request.params.top_p,
@@ -119,7 +127,9 @@ class VLLMEngine:
             ignore_eos=True,  # else the end tokens of the model's generation_config.json stop a turn, too
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._live.add_request(request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, params)
+        self._live.add_request(
+            request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter
+        )
 
     def step(self) -> list[Completion]:
         with torch.compiler.set_stance(self._stance):
@@ -140,6 +150,10 @@ class VLLMEngine:
         # Running requests too: their keys and values are recomputed, with the weights of now, when they go on.
         self._live.reset_prefix_cache(reset_running_requests=True)
 
+    def with_adapter(self) -> VLLMAdapter:
+        """Return an engine for another policy, which differs from this one's by an adapter; see `adapter_options`."""
+        return VLLMAdapter(self)
+
     def close(self) -> None:
         self._shut_down()
         self._engine = None
@@ -150,6 +164,67 @@ class VLLMEngine:
         if self._engine is None:
             raise RuntimeError("VLLMEngine: cannot be used after close().")
         return self._engine
+
+
+class VLLMAdapter:
+    """Samples from another policy with the same `VLLMEngine`: its weights and an adapter of low rank.
+
+    The requests of both run in one batch; what is asked here may finish in a step of the other, and the other way
+    round. Closing it leaves the engine open.
+    """
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self._engine = engine
+        self._adapter: LoRARequest | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="rllm_gym_adapter_")
+        self.policy_version = 0
+        self.max_context_tokens = engine.max_context_tokens
+
+    def submit(self, request: CompletionRequest) -> None:
+        self._engine.submit(request, self._adapter)
+
+    def step(self) -> list[Completion]:
+        return self._engine.step()
+
+    def abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+
+    def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
+        """Replace the adapter.
+
+        Args:
+            state: `<weight>.lora_A` and `<weight>.lora_B` to the two factors of what is added to a weight.
+        """
+        number = next(_ADAPTER_NUMBERS)  # a new one: vLLM keeps what it has read under the old one
+        folder = Path(self._folder.name) / str(number)
+        folder.mkdir()
+        names = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight"}
+        tensors = {
+            f"base_model.model.{name.removesuffix(f'.weight{end}')}.{theirs}": torch.as_tensor(value).contiguous()
+            for name, value in state.items()
+            for end, theirs in names.items()
+            if name.endswith(end)
+        }
+        save_file(tensors, folder / "adapter_model.safetensors")
+        layers = {name.rsplit(".", 3)[1] for name in tensors}
+        rank = next(len(value) for name, value in tensors.items() if name.endswith("lora_A.weight"))
+        settings = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": rank,
+            "target_modules": sorted(layers),
+            "bias": "none",
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        self._adapter = LoRARequest(f"adapter_{number}", number, str(folder))
+        self.policy_version = policy_version
+        self.reset_prefix_cache()
+
+    def reset_prefix_cache(self) -> None:
+        self._engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        self._folder.cleanup()
 
 
 def _completion(output: Any) -> Completion:
