@@ -84,9 +84,10 @@ class PolicyGradient(LLMAlgorithm):
         self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
         self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
         super().setup(config)
-        names = [spec.name for spec in self.environments]
-        self.task_difficulty = TaskDifficulty(names, min_probability=config.min_probability)
+        self.task_difficulty: TaskDifficulty | None = None
         if config.task_sampling == "difficulty":
+            names = [spec.name for spec in self.environments]
+            self.task_difficulty = TaskDifficulty(names, min_probability=config.min_probability)
             uniform = self.task_sampler
             assert isinstance(uniform, TaskSampler)
             self.task_sampler = DifficultySampler(uniform, self.task_difficulty, lambda: self.horizons)
@@ -103,7 +104,8 @@ class PolicyGradient(LLMAlgorithm):
         finally:
             # Whatever has failed, what was sampled is not lost.
             self.record(step, self.sampled.played + self.sampled.failed, self.sampled.samples)
-        self.task_difficulty.record(step, self.sampled.played, self.horizons)
+        if self.task_difficulty is not None:
+            self.task_difficulty.record(step, self.sampled.played, self.horizons)
         trained = self.sampled.trained
         results = self.update(trained, kl_coeff=self.kl_coeff)
         learned_at = time.perf_counter()
@@ -242,7 +244,8 @@ class PolicyGradient(LLMAlgorithm):
     @override(LLMAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         mine = {"num_empty_steps": self.num_empty_steps, "kl_coeff": dict(self.kl_coeff)}
-        mine["task_difficulty"] = self.task_difficulty.get_state()
+        if self.task_difficulty is not None:
+            mine["task_difficulty"] = self.task_difficulty.get_state()
         return super().get_state(*args, **kwargs) | mine
 
     @override(LLMAlgorithm)
@@ -250,7 +253,8 @@ class PolicyGradient(LLMAlgorithm):
         super().set_state(state)
         self.num_empty_steps = state.get("num_empty_steps", 0)
         self.kl_coeff = dict(state.get("kl_coeff", {}))
-        self.task_difficulty.set_state(state.get("task_difficulty", {}))
+        if self.task_difficulty is not None:
+            self.task_difficulty.set_state(state.get("task_difficulty", {}))
 
 
 class PolicyLearner(DeepSpeedLearner):

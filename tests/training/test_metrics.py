@@ -22,3 +22,86 @@ def test_invalid_actions_are_a_share_of_all_turns_of_all_agents():
     # 3 of 8 turns; the mean over episodes would be 11 / 30
     assert episode_metrics(played, [])["invalid_action_fraction"] == pytest.approx(3 / 8)
     assert episode_metrics([], [])["invalid_action_fraction"] == 0.0
+
+
+def ids(n):
+    return np.arange(n)
+
+
+def turn(num_observed, num_sampled, **fields):
+    return Turn(ids(num_observed), ids(num_sampled), np.zeros(num_sampled, np.float32), 0, **{"env_step": 0} | fields)
+
+
+def test_every_number_is_what_a_hand_makes_of_two_episodes():
+    rewritten = Stream(
+        "agent",
+        "default_policy",
+        [
+            turn(10, 2, reward=0.25, num_cached_tokens=4, rewards={"brevity": 0.5}),
+            turn(3, 1, env_step=1, reward=0.5, is_invalid_action=True, num_cached_tokens=12),
+            turn(6, 4, env_step=2, sample=1, attempt=2, rewards={"brevity": 0.25}),
+        ],
+    )
+    won = Episode(
+        "a",
+        TaskGroup((0, 0, 0), "T", 2),
+        0,
+        0,
+        streams={"agent": rewritten},
+        end_reason="horizon",
+        info={"is_success": True},
+        timings={"env_s": 1.0, "engine_s": 3.0},
+        num_env_steps=3,
+        num_retries=1,
+        num_env_timeouts=1,
+        num_role_markers=5,
+    )
+    lost = Episode(
+        "b",
+        TaskGroup((0, 0, 0), "T", 2),
+        1,
+        0,
+        streams={"agent": Stream("agent", "default_policy", [turn(8, 6, reward=-1.0, is_invalid_action=True)])},
+        end_reason="terminated",
+        timings={"env_s": 2.0},
+        num_env_steps=1,
+    )
+    broken = Episode("c", TaskGroup((0, 0, 1), "U", 2), 0, 0, end_reason="error", num_retries=2, num_env_timeouts=2)
+    assert episode_metrics([won, lost], [broken]) == pytest.approx(
+        {
+            "episode_return_mean": (0.75 - 1.0) / 2,
+            "episode_return_min": -1.0,
+            "episode_return_max": 0.75,
+            "episode_len_mean": 2.0,
+            "success_rate": 0.5,
+            "num_turns_mean": 2.0,
+            "num_tokens_mean": (26 + 14) / 2,
+            "num_samples_mean": 1.5,
+            "num_attempts_mean": 1.5,
+            "invalid_action_fraction": 0.5,
+            "illegal_rate": 0.5,
+            "num_sampled_tokens_per_turn_mean": 13 / 4,
+            "num_episodes": 2,
+            "num_failed_episodes": 1,
+            "num_episode_retries": 3,
+            "num_env_timeouts": 3,
+            "num_env_steps_sampled": 4,
+            "num_role_markers_in_observations": 5,
+            "num_sampled_tokens": 13,
+            "truncated_fraction": 0.5,
+            "horizon_fraction": 0.5,
+            "context_limit_fraction": 0.0,
+            # Prompts of 10, 15 and, rewritten, 6 tokens, and of 8.
+            "prefix_cache_hit_fraction": 16 / 39,
+            "env_s_mean": 1.5,
+            "engine_s_mean": 1.5,
+            "reward_brevity_mean": 0.375,
+        }
+    )
+    none = episode_metrics([], [])
+    assert all(np.isfinite(value) for value in none.values()) and none["success_rate"] == 0.0
+    for reason in ("context_limit", "truncated"):
+        won.end_reason = reason
+        found = episode_metrics([won, lost], [])
+        assert found["truncated_fraction"] == 0.5 and found["horizon_fraction"] == 0.0
+        assert found["context_limit_fraction"] == 0.5 * (reason == "context_limit")

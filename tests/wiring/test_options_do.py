@@ -244,7 +244,10 @@ POLICY_GRADIENT: dict[str, Row] = {
     "filter_groups": Row("off", lambda run: len(run.trained), NO_REWARD),
     "task_sampling": Row("difficulty", lambda run: [episode.item_id for episode in run.algo.sampled.played]),
     "min_probability": Row(
-        1.0, lambda run: run.algo.task_difficulty.probabilities(2, 0, ITEMS, run.algo.horizons).tolist(), steps=2
+        1.0,
+        lambda run: run.algo.task_difficulty.probabilities(2, 0, ITEMS, run.algo.horizons).tolist(),
+        {"task_sampling": "difficulty"},
+        steps=2,
     ),
     "max_empty_steps": Row(1, lambda run: len(run.results), NO_REWARD),
     "max_refill_rounds": Row(2, lambda run: len(run.samples), NO_REWARD),
