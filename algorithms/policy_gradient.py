@@ -127,7 +127,8 @@ class PolicyGradient(LLMAlgorithm):
             played, failed = self.sample(groups, max_episode_steps=self.horizons)
             self.sampled.played += played
             self.sampled.failed += failed
-            check_failures(self, played, failed)
+            if failed:
+                check_failures(self, played, failed)
             self._assess(played)
             num_missing = config.groups_per_step - self.sampled.num_kept_tasks
             if num_missing == 0:

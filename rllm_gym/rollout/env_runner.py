@@ -84,12 +84,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
         self.environments = config.environments
+        # Read once: the configuration makes them anew each time.
+        self._opponent_specs, self._adapter_hosts = config.opponent_specs, config.adapter_hosts
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
-            make_token_env(environment, self.chat, config.opponent_specs).close()
+            make_token_env(environment, self.chat, self._opponent_specs).close()
         for module_id in self._module_ids():
             self._check_tokenizer(module_id)
             self.engines[module_id] = self._make_engine(module_id)
         self._add_opponents()
+        self._params = self._params_of(config.sampling_params)
         self._notices = NoticeHandler(f"EnvRunner {self.worker_index}")
         waiting.logger.addHandler(self._notices)
         self.loop = RolloutLoop(
@@ -99,7 +102,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             on_start=self.episode_callbacks.episode_started if self.episode_callbacks else None,
             num_envs=config.num_envs_per_env_runner,
             num_env_workers=config.num_env_workers,
-            params=self._params_of(config.sampling_params),
+            params=self._params,
             max_turns=config.max_turns,
             max_model_len=config.max_model_len,
             env_timeout_s=config.env_timeout_s,
@@ -111,7 +114,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     # --- building ---
 
     def _make_env(self, env_index: int) -> Any:
-        env = make_token_env(self.environments[env_index], self.chat, self.config.opponent_specs)
+        env = make_token_env(self.environments[env_index], self.chat, self._opponent_specs)
         if self.episode_callbacks:
             self.episode_callbacks.environment_created(env, env_index)
         return env
@@ -121,20 +124,20 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def _add_opponents(self) -> None:
         """Make an engine for each opponent that is a model, and one that says what random and expert players do."""
-        for agent_id, opponent in self.config.opponent_specs.items():
+        for agent_id, opponent in self._opponent_specs.items():
             if opponent.kind in SCRIPTED:
                 self.engines[opponent.kind] = MovePlayer(self.chat, max_context_tokens=self.config.max_model_len)
             elif opponent.is_model:
                 module_id = opponent.module_of(agent_id)
                 self._check_tokenizer(module_id)
-                if policy_id := self.config.adapter_hosts.get(module_id):
+                if policy_id := self._adapter_hosts.get(module_id):
                     engine: Any = self.engines[policy_id]
                     self.engines[module_id] = engine.with_adapter()
                 else:
                     self.engines[module_id] = self._make_engine(module_id)
 
     def _module_of(self, agent_id: str, episode: Episode) -> str:
-        if (opponent := self.config.opponent_specs.get(agent_id)) and opponent.kind != "self":
+        if (opponent := self._opponent_specs.get(agent_id)) and opponent.kind != "self":
             return opponent.module_of(agent_id)
         if not self.config.is_multi_agent:
             return DEFAULT_MODULE_ID
@@ -161,7 +164,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         }
 
     def _base_model(self, module_id: str) -> str:
-        for agent_id, opponent in self.config.opponent_specs.items():
+        for agent_id, opponent in self._opponent_specs.items():
             if module_id == opponent.module_of(agent_id):
                 if opponent.hugging_face_model is not None:
                     return str(resolve_base_model(opponent.hugging_face_model))
@@ -269,9 +272,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                     f"{environment.name}: an agent whose context is not full needs a horizon: nothing else bounds "
                     "its episodes; got none. Set max_episode_steps or scaling_inter."
                 )
-        self.loop.submit(
-            groups, max_episode_steps=horizons, params=self._params_of(params or self.config.sampling_params)
-        )
+        self.loop.submit(groups, max_episode_steps=horizons, params=self._params_of(params) if params else self._params)
         order = {group.key: k for k, group in enumerate(groups)}
         finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
         episodes = [episode for group in finished for episode in group.episodes]
@@ -325,21 +326,21 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         try:
             for module_id in self._module_ids():
                 self.engines[module_id].load_weights(self._whole_weights(module_id, weights[module_id]), version)
-            self._policies = weights if self.config.adapter_hosts else {}
-            self._opponents = {id_: of for id_, of in self._opponents.items() if id_ not in self.config.adapter_hosts}
+            self._policies = weights if self._adapter_hosts else {}
+            self._opponents = {id_: of for id_, of in self._opponents.items() if id_ not in self._adapter_hosts}
         except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
             self.error = _describe(error)
         self.weights_seq_no = version
 
     def _load_opponents(self, opponents: OpponentWeights) -> None:
-        for agent_id, opponent in self.config.opponent_specs.items():
+        for agent_id, opponent in self._opponent_specs.items():
             has_weights = opponent.is_model and opponent.hugging_face_model is None
             if has_weights and opponent.module_of(agent_id) not in opponents:
                 raise RllmGymError(f"LLMEnvRunner: the opponent of {agent_id} has no weights; got {opponent.source!r}.")
         for module_id, (version, weights) in opponents.items():
             if self._opponents.get(module_id) != weights:
                 state = ray.get(weights)
-                if policy_id := self.config.adapter_hosts.get(module_id):
+                if policy_id := self._adapter_hosts.get(module_id):
                     whole: Mapping[str, Any] = difference(state, self._policies[policy_id])
                 else:
                     whole = self._whole_weights(module_id, state)

@@ -226,7 +226,7 @@ class RolloutLoop:
         end_reason = job.result.end_reason
         if not end_reason and play.horizon is not None and play.episode.num_env_steps >= play.horizon:
             end_reason = "horizon"
-        if end_reason or play.has_used_up(self._max_turns, job.result.to_act):
+        if end_reason or (self._max_turns and play.has_used_up(self._max_turns, job.result.to_act)):
             self._finish(play, end_reason or "horizon")
         else:
             self._ask(play, job.slot.env, job.result.to_act)

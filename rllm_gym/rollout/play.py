@@ -52,7 +52,7 @@ class Play:
 
     def has_used_up(self, max_turns: Mapping[str, int], to_act: Iterable[str]) -> bool:
         """Return whether one of the agents to act has had the turns that its module may take."""
-        streams = [self.episode.streams[agent_id] for agent_id in to_act] if max_turns else []
+        streams = [self.episode.streams[agent_id] for agent_id in to_act]
         return any(len(stream.turns) >= max_turns.get(stream.module_id, len(stream.turns) + 1) for stream in streams)
 
 
