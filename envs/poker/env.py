@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rllm_gym.envs.items import ItemIds
+from rllm_gym.envs.items import ItemIds, restrict
 from rllm_gym.envs.poker.rules import (
     BARE,
     KUHN,
@@ -21,6 +21,7 @@ from rllm_gym.envs.seats import Move, SeatedEnv
 
 ROUNDS, TRAIN_ROUNDS = 100, 90  # in every round, each deal is played once
 SEAT_NAMES = ("first", "second")
+EXPERTS = ("reference", "uniform")
 
 
 class PokerEnv(SeatedEnv):
@@ -38,11 +39,13 @@ class PokerEnv(SeatedEnv):
         self,
         *,
         thoughts: bool = False,
+        expert: str = "reference",
         split: str | None = None,
         item_ids: ItemIds | None = None,
         splits: Mapping[str, ItemIds] | None = None,
         system_prompt: str | None = None,
     ) -> None:
+        [self.expert] = restrict(f"{self._who}: expert must be {' or '.join(EXPERTS)}", str(expert), EXPERTS)
         self.thoughts = bool(thoughts)
         self.default_system_prompt = f"{self.rules.introduction}\n{WITH_THOUGHTS if thoughts else BARE}"
         self._deals = self.rules.deals
@@ -134,8 +137,10 @@ class PokerEnv(SeatedEnv):
             self._tell(f"You {outcome}.", seat)
 
     def _expert(self, seat: int) -> str:
-        """Return a move of a nearly optimal policy, drawn from its probabilities."""
+        """Return a legal move, drawn from the probabilities of the expert's policy."""
         legal = self._state.legal_actions()
+        if self.expert == "uniform":
+            return self.turn_of(legal[int(self._luck[len(self._state.history())] * len(legal))])
         of_each = chances(reference_policy(self.exact_game), self._state.information_state_string(seat), legal)
         luck = self._luck[len(self._state.history())]
         drawn = next((k for k in range(len(legal)) if luck < sum(of_each[: k + 1])), len(legal) - 1)
@@ -189,6 +194,8 @@ class KuhnPokerEnv(PokerEnv):
 
     Args:
         thoughts: let the policy write a thought before its move. Without, the chances of every move can be computed.
+        expert: whose moves `expert_action` draws: `reference` is a nearly optimal policy, `uniform` plays every legal
+            move equally often, as data for a policy that shall learn by playing.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.
@@ -234,6 +241,8 @@ class LeducPokerEnv(PokerEnv):
 
     Args:
         thoughts: let the policy write a thought before its move. Without, the chances of every move can be computed.
+        expert: whose moves `expert_action` draws: `reference` is a nearly optimal policy, `uniform` plays every legal
+            move equally often, as data for a policy that shall learn by playing.
         split: see `TextEnv`.
         item_ids: see `TextEnv`.
         splits: see `TextEnv`.

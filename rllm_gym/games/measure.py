@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rllm_gym.envs.poker.env import KuhnPokerEnv, LeducPokerEnv, PokerEnv
 from rllm_gym.envs.poker.rules import move_in, rules_of
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.errors import RllmGymError
 from rllm_gym.games.nash import InformationState, information_states, nash_conv
-from rllm_gym.games.token_chances import LanguageModelTokens, MoveChances, MoveSum
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import CompletionRequest, Message, SamplingParams
+
+if TYPE_CHECKING:
+    from rllm_gym.games.token_chances import LanguageModelTokens, MoveSum
 
 # Of each game the environment's name, and its class.
 ENVIRONMENTS: dict[str, tuple[str, type[PokerEnv]]] = {
@@ -24,6 +27,18 @@ ENVIRONMENTS: dict[str, tuple[str, type[PokerEnv]]] = {
     "leduc_poker": ("LeducPoker-v0", LeducPokerEnv),
 }
 SEED = 10_000
+
+
+class MoveChances(NamedTuple):
+    """What a policy does at one information set.
+
+    Args:
+        moves: float64 [number of the game's moves], the probability that a turn says each.
+        illegal: that it says nothing of them.
+    """
+
+    moves: npt.NDArray[np.float64]
+    illegal: float
 
 
 class Question(NamedTuple):
@@ -98,6 +113,8 @@ def measure(
 
     found = None
     if lm is not None and not thoughts:  # thoughts are without number
+        from rllm_gym.games.token_chances import LanguageModelTokens, MoveSum  # loads torch and transformers
+
         move_sum = MoveSum(chat, rules.move_form, said, len(rules.moves), params.max_new_tokens)
         found = _summed(move_sum, LanguageModelTokens(lm, params, chat.vocab_size), questions)
     method = "exact"

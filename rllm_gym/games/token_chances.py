@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from rllm_gym.envs.text_space import UNREADABLE
+from rllm_gym.games.measure import MoveChances
 from rllm_gym.rollout.engines.transformers import sampled_logp
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import SamplingParams
@@ -24,18 +25,6 @@ LEAST = 1e-9  # a sequence that is less likely is not followed
 MOST_UNRESOLVED = 1e-6  # of the mass; above, the sum would be no exact one
 MOST_SEQUENCES = 512  # of one length
 BATCH = 64
-
-
-class MoveChances(NamedTuple):
-    """What a policy does at one information set.
-
-    Args:
-        moves: float64 [number of the game's moves], the probability that a turn says each.
-        illegal: that it says nothing of them.
-    """
-
-    moves: Chances
-    illegal: float
 
 
 class NextTokens(Protocol):

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.rollout.env_pool import adapt_env
 from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import AGENT, NOT_STORED, Episode, Stream, TaskGroup, Turn
+from rllm_gym.types import AGENT, DEFAULT_MODULE, NOT_STORED, Episode, Stream, TaskGroup, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,11 @@ class ExpertPlayer:
         seed = seed_of(*group.key)
         episode = Episode("-".join(map(str, group.key)), group, 0, seed, item_id=group.item_id)
         try:
-            self._play_turns(episode, self._env(group.env_index))
+            env = self._env(group.env_index)
+            if hasattr(env, "possible_agents"):
+                self._play_together(episode, env)
+            else:
+                self._play_turns(episode, env)
         except EnvError as error:
             logger.warning("the expert's episode of %s failed: %s", group.item_id, error)
             self._envs.pop(group.env_index).close()
@@ -85,6 +90,44 @@ class ExpertPlayer:
         stream.messages = info.get("messages", [])
         episode.info = {key: value for key, value in info.items() if key not in NOT_STORED}
         episode.item_id = info.get("item_id", item_id)
+
+    def _play_together(self, episode: Episode, env: Any) -> None:
+        """Let the experts of several agents play; every agent's stream is the default policy's."""
+        adapter, horizon = adapt_env(env), self.horizons[episode.group.env_index] or MAX_TURNS
+        early_rewards: dict[str, float] = {}
+        step = adapter.reset(episode.seed, episode.item_id, episode.group.key[-1])
+        while True:
+            for agent, reward in step.rewards.items():
+                if (stream := episode.streams.get(agent)) and stream.turns:
+                    stream.turns[-1].reward += reward
+                else:
+                    early_rewards[agent] = early_rewards.get(agent, 0.0) + reward
+            for agent, ids in step.observations.items():
+                episode.streams.setdefault(agent, Stream(agent, DEFAULT_MODULE)).final_observation_ids = ids
+            for agent, info in step.infos.items():
+                episode.take_info(agent, info, is_only_agent=False)
+            episode.end_reason = step.end_reason or ("horizon" if episode.num_env_steps >= horizon else "")
+            if episode.end_reason:
+                episode.streams = {agent: stream for agent, stream in episode.streams.items() if stream.turns}
+                return
+            actions = {}
+            for agent in step.to_act:
+                stream = episode.streams[agent]
+                said = env.unwrapped.expert_action(agent)
+                actions[agent] = action = np.asarray(self.chat.encode_action(said), np.int64)
+                stream.turns.append(
+                    Turn(
+                        stream.final_observation_ids,
+                        action,
+                        np.zeros(len(action), np.float32),
+                        policy_version=0,
+                        env_step=episode.num_env_steps,
+                        reward=early_rewards.pop(agent, 0.0),
+                    )
+                )
+                stream.final_observation_ids = np.zeros(0, np.int64)
+            step = adapter.step(actions)
+            episode.num_env_steps += 1
 
     def _env(self, env_index: int) -> Any:
         if env_index not in self._envs:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from rllm_gym.envs.poker.rules import KUHN
-from rllm_gym.games import measure as measured
-from rllm_gym.games.measure import completed_by, game_of, measure, questions_of
+from rllm_gym.games import token_chances
+from rllm_gym.games.measure import MoveChances, completed_by, game_of, measure, questions_of
 from rllm_gym.games.nash import information_states
-from rllm_gym.games.token_chances import MoveChances
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import SamplingParams
 from tests.needs import skip_without
@@ -20,8 +19,8 @@ PARAMS = SamplingParams(8)
 def of(chances, monkeypatch, game="kuhn_poker"):
     """Return the measure of a policy with the chances of each information state."""
     by_state = iter(chances)
-    monkeypatch.setattr(measured.MoveSum, "__call__", lambda self, policy, prompt_ids: next(by_state))
-    monkeypatch.setattr(measured, "LanguageModelTokens", lambda *args: None)
+    monkeypatch.setattr(token_chances.MoveSum, "__call__", lambda self, policy, prompt_ids: next(by_state))
+    monkeypatch.setattr(token_chances, "LanguageModelTokens", lambda *args: None)
     return measure(game, env_config={}, chat=ChatTokenizer(), params=PARAMS, lm=object())
 
 
