@@ -182,10 +182,10 @@ def adapter_options(rank: int, num_adapters: int) -> dict[str, Any] | None:
 
     Args:
         rank: of each of two policies that differ by their adapters; the difference has twice that.
-        num_adapters: that it holds at once.
+        num_adapters: that it holds at once, beside one that adds nothing.
     """
     fitting = [most for most in VLLM_RANKS if most >= 2 * rank]
-    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": num_adapters} if fitting else None
+    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": num_adapters + 1} if fitting else None
 
 
 def check_weight_names(who: str, names: Collection[str], expected: Collection[str]) -> None:

@@ -96,6 +96,7 @@ class VLLMEngine:
         options = {**_default_options(max_model_len), **_checked(options)}
         self.policy_version = 0
         self.max_context_tokens = max_model_len
+        self.no_adapter: LoRARequest | None = None  # one that adds nothing, where other policies ride along
         # On a CPU vLLM would compile a sum that nobody reads, by a C++ compiler, for eight seconds of every start.
         is_eager = current_platform.is_cpu() and options["enforce_eager"]
         self._stance = "force_eager" if is_eager else "default"
@@ -150,6 +151,10 @@ class VLLMEngine:
         # Running requests too: their keys and values are recomputed, with the weights of now, when they go on.
         self._live.reset_prefix_cache(reset_running_requests=True)
 
+    def forget_adapter(self, adapter: LoRARequest) -> None:
+        """Make room for another: where vLLM has to choose whom to forget, its adapters change places."""
+        self._live.remove_lora(adapter.lora_int_id)
+
     def with_adapter(self) -> VLLMAdapter:
         """Return an engine for another policy, which differs from this one's by an adapter; see `adapter_options`."""
         return VLLMAdapter(self)
@@ -195,28 +200,16 @@ class VLLMAdapter:
         Args:
             state: `<weight>.lora_A` and `<weight>.lora_B` to the two factors of what is added to a weight.
         """
-        number = next(_ADAPTER_NUMBERS)  # a new one: vLLM keeps what it has read under the old one
-        folder = Path(self._folder.name) / str(number)
-        folder.mkdir()
-        names = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight"}
-        tensors = {
-            f"base_model.model.{name.removesuffix(f'.weight{end}')}.{theirs}": torch.as_tensor(value).contiguous()
-            for name, value in state.items()
-            for end, theirs in names.items()
-            if name.endswith(end)
-        }
-        save_file(tensors, folder / "adapter_model.safetensors")
-        layers = {name.rsplit(".", 3)[1] for name in tensors}
-        rank = next(len(value) for name, value in tensors.items() if name.endswith("lora_A.weight"))
-        settings = {
-            "peft_type": "LORA",
-            "r": rank,
-            "lora_alpha": rank,
-            "target_modules": sorted(layers),
-            "bias": "none",
-        }
-        (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
-        self._adapter = LoRARequest(f"adapter_{number}", number, str(folder))
+        folder = Path(self._folder.name)
+        if self._adapter is not None:
+            self._engine.forget_adapter(self._adapter)
+        self._adapter = _write_adapter(folder, state)
+        # vLLM's CPU kernels let requests without an adapter have the last one that was loaded; so all have one.
+        # Found with vLLM 0.32: lora/ops/torch_ops/lora_ops.py indexes the adapters with -1.
+        if self._engine.no_adapter is None:
+            self._engine.no_adapter = _write_adapter(
+                folder, {name: torch.zeros_like(torch.as_tensor(v)) for name, v in state.items()}
+            )
         self.policy_version = policy_version
         self.reset_prefix_cache()
 
@@ -225,6 +218,26 @@ class VLLMAdapter:
 
     def close(self) -> None:
         self._folder.cleanup()
+
+
+def _write_adapter(folder: Path, state: Mapping[str, Any]) -> LoRARequest:
+    """Write an adapter as vLLM reads it, in peft's form; each has a number of its own, by which vLLM keeps it."""
+    number = next(_ADAPTER_NUMBERS)
+    folder = folder / str(number)
+    folder.mkdir()
+    names = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight"}
+    tensors = {
+        f"base_model.model.{name.removesuffix(f'.weight{end}')}.{theirs}": torch.as_tensor(value).contiguous()
+        for name, value in state.items()
+        for end, theirs in names.items()
+        if name.endswith(end)
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    layers = {name.rsplit(".", 3)[1] for name in tensors}
+    rank = next(len(value) for name, value in tensors.items() if name.endswith("lora_A.weight"))
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(layers), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return LoRARequest(f"adapter_{number}", number, str(folder))
 
 
 def _completion(output: Any) -> Completion:
