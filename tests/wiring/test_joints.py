@@ -217,6 +217,8 @@ def test_a_resumed_run_takes_the_same_next_step(ray_cluster, tiny_model, tmp_pat
             }
             assert resumed.losses == straight.losses[-len(resumed.losses) :]
             assert resumed.algo.horizon_stages == straight.algo.horizon_stages
+            if "task_sampling" in options:
+                assert resumed.algo.task_difficulty.get_state() == straight.algo.task_difficulty.get_state()
             for name in ("num_env_steps_sampled_lifetime", "num_episodes_lifetime", "success_rate"):
                 assert again["env_runners"][name] == result["env_runners"][name]
             learner, before = again["learners"]["default_policy"], result["learners"]["default_policy"]
