@@ -146,10 +146,13 @@ def _games(trajectories: Path) -> tuple[list[list[int]], int]:
         if any(record.error is not None for record in records.values()):
             failed += 1
             continue
-        # A player that never had a turn has no record; of two, what one wins the other has not won.
-        won = {agent: bool(record.is_success) for agent, record in records.items()}
-        is_over = all(record.end_reason == "terminated" for record in records.values())
-        mine = won.get(PLAYERS[0], is_over and len(won) == 1 and records[PLAYERS[1]].total_reward < 0)
-        theirs = won.get(PLAYERS[1], is_over and len(won) == 1 and records[PLAYERS[0]].total_reward < 0)
-        by_task[group].append(mine - theirs)
+        first, second = PLAYERS
+        by_task[group].append(_has_won(first, second, records) - _has_won(second, first, records))
     return list(by_task.values()), failed
+
+
+def _has_won(player: str, other: str, records: Mapping[str, EpisodeRecord]) -> bool:
+    """Return whether a player has won; one that never had a turn has no record, and wins what the other loses."""
+    if player in records:
+        return bool(records[player].is_success)
+    return records[other].end_reason == "terminated" and records[other].total_reward < 0
