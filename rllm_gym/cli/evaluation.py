@@ -49,6 +49,10 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the results; default: one below evaluations/.")
     ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead: play each other, in a game for two; several times. Prints a matrix of win rates."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the evaluation in that folder.")] = False,
     ray_address: RayAddress = None,
     verbose: Verbose = False,
@@ -62,6 +66,13 @@ def evaluate(
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)
+        if against:
+            refuse_beside(context, "--against", ("panel", "samples", "greedy", "resume"), "every task is played twice")
+            _play_each_other(
+                [policy, *against], envs, split=split, num_tasks=episodes, seed=seed, horizon=horizon or 100,
+                config=options, out=out, ray_address=ray_address, verbose=verbose,
+            )  # fmt: skip
+            return
         from rllm_gym.evaluation.panel import read_panel
         from rllm_gym.evaluation.playing import TABLE, plan_evaluation, play
 
@@ -92,6 +103,30 @@ def evaluate(
             counts = "{requests:,} requests, {prompt_tokens:,} + {completion_tokens:,} tokens".format(**usage)
             typer.echo(f"the endpoint counted {counts}{cost}")
         typer.echo(f"{report['episodes']} episodes, {report['errors']} errors; results in {plan.folder}")
+
+
+def _play_each_other(
+    policies: list[str],
+    envs: list[tuple[str | None, dict[str, Any]]],
+    *,
+    ray_address: str | None,
+    verbose: bool,
+    out: Path | None,
+    **what: Any,
+) -> None:
+    """Play a matrix of policies and print it."""
+    if len(envs) != 1 or envs[0][0] is None or out is None:
+        raise ConfigError("--against: needs one --env, and --out DIR for the games; got none, or several. Give them.")
+    from rllm_gym.evaluation.matches import MATRIX, matrix_table, win_rates
+
+    [(env, env_config)] = envs
+    with (
+        temporary_folder(has_own_ray=ray_address is None),
+        ray_session(ray_address, [[{"CPU": 1.0}, {"CPU": 1.0}]], verbose=verbose),
+    ):
+        report = win_rates(policies, str(env), env_config=env_config, out=out, **what)
+    typer.echo(matrix_table(report))
+    typer.echo(f"{report['num_games']} games of each pair, {report['errors']} errors; results in {out / MATRIX}")
 
 
 def _environments(envs: list[str], env_configs: list[str]) -> list[tuple[str | None, dict[str, Any]]]:

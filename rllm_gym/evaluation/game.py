@@ -55,7 +55,13 @@ def evaluate_game(
         env_config = next((dict(spec.env_config) for spec in trained if game_of(spec.env) == game), {})
     if num_samples is not None:
         playing.evaluation_game_samples = num_samples
-    return _measured(found, algorithm, playing, playing.evaluation_params, game, env_config, module)
+    result = _measured(found, algorithm, playing, playing.evaluation_params, game, env_config, module)
+    if result is None:
+        raise ConfigError(
+            f"evaluate_game: the turns that say a move in {game} cannot be listed with this policy, and none may be "
+            "sampled; got num_samples 0. Raise it."
+        )
+    return result
 
 
 def games_of(policy: Policy, algorithm: Any, config: Any, panels: Mapping[str, Panel]) -> dict[str, Any]:
@@ -75,12 +81,13 @@ def games_of(policy: Policy, algorithm: Any, config: Any, panels: Mapping[str, P
     games: dict[str, dict[str, Any]] = {}
     for name, panel in panels.items():
         if game := game_of(panel.env):
-            games[name] = {
+            of_game = {
                 module or DEFAULT_MODULE: _measured(
                     policy, algorithm, config, panel.sampling, game, panel.env_config, module
                 )
                 for module in modules
             }
+            games[name] = {module: measured for module, measured in of_game.items() if measured is not None}
     found = [measured for of_game in games.values() for measured in of_game.values()]
     return dict(found[0]) if len(found) == 1 else {"games": games} if games else {}
 
@@ -93,7 +100,7 @@ def _measured(
     game: str,
     env_config: Mapping[str, Any],
     module: str | None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     module_id = DEFAULT_MODULE
     if policy.checkpoint is not None:
         module_id = choose_policy(policy.checkpoint, policy_ids(policy.checkpoint, config), module)
@@ -104,6 +111,8 @@ def _measured(
         if exact is not None:
             return exact
         del lm
+    if not config.evaluation_game_samples:
+        return None
     playing = config.copy(copy_frozen=False)
     playing.env, playing.env_config = f"rllm_gym/{ENVIRONMENTS[game][0]}", dict(env_config)
     playing.evaluation_splits, playing.scaling_inter = ("train",), None
@@ -121,11 +130,6 @@ def _measured(
         )
     finally:
         algo.stop()
-    if sampled is None:
-        raise ConfigError(
-            f"evaluate_game: the turns that say a move in {game} cannot be listed with this policy, and none may be "
-            "sampled; got num_samples 0. Raise it."
-        )
     return sampled
 
 

@@ -173,15 +173,30 @@ def completed_by(algorithm: Any, module_id: str, params: SamplingParams) -> Comp
         )
         if not found:
             raise RllmGymError("measure: the EnvRunner that was asked has died. Evaluate again.")
-        return found[0]
+        texts, error = found[0]
+        if error is not None:
+            raise RllmGymError(f"measure: {error}")
+        return texts
 
     return complete
 
 
 def complete_on_runner(
     runner: Any, module_id: str, questions: Sequence[Question], num_samples: int, params: SamplingParams
+) -> tuple[list[list[str]], str | None]:
+    """Return what a policy's engine on an idle EnvRunner says to each question, and what went wrong.
+
+    An exception would end the runner, and its text would be lost.
+    """
+    try:
+        return _completions(runner, module_id, questions, num_samples, params), None
+    except Exception as error:
+        return [], f"{type(error).__name__}: {error}"
+
+
+def _completions(
+    runner: Any, module_id: str, questions: Sequence[Question], num_samples: int, params: SamplingParams
 ) -> list[list[str]]:
-    """Return what a policy's engine on an idle EnvRunner says to each question, `num_samples` times."""
     engine, chat = runner.engines[module_id], runner.chat
     texts: list[list[str]] = [[""] * num_samples for _ in questions]
     waiting = {}

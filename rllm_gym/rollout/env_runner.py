@@ -329,7 +329,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._policies = weights if self._adapter_hosts else {}
             self._opponents = {id_: of for id_, of in self._opponents.items() if id_ not in self._adapter_hosts}
         except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
-            self.error = _describe(error)
+            self.error = self.error or _describe(error)  # a runner that could not be built says why
         self.weights_seq_no = version
 
     def _load_opponents(self, opponents: OpponentWeights) -> None:
