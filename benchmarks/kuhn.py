@@ -37,7 +37,7 @@ COMMON = {
     "save_trajectories": False,
 }
 SFT = {"env_config": ENV, "lr": 2e-3, "samples_per_step": 32, "num_evaluation_samples": 8}
-# Chosen with a simulation of the 12 information states; an entropy bonus fills the turns with moves that are none, and
+# An entropy bonus fills the turns with texts that are no moves, and
 # without the penalty a move that is none costs as much as a pass after a bet, so that nothing holds it down.
 RL = {"groups_per_step": 12, "group_size": 12, "lr": 2e-4, "invalid_action_penalty": 1.0}
 
