@@ -83,7 +83,7 @@ docs: install
 # pytest prints the slowest tests (pyproject.toml).
 # Two at a time, a file each: each wants a core and 4 GB. `make test WORKERS=0` runs them one after the other.
 WORKERS ?= 2
-PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
 	$(PYTEST) -m "(not slow or promise)$(NO_GPU)"

@@ -17,6 +17,7 @@ import rllm_gym
 
 LIBRARIES = ("deepspeed", "openenv", "peft", "py4j", "ray", "textworld", "torch", "transformers", "vllm")
 
+NAMED_TUPLES = {"_asdict", "_fields", "_replace"}  # public, in spite of their underscore
 # What our classes override and what our code calls or reads: "module:name", or "module:Class.name" where the class
 # defines it or sets it on its instances.
 PRIVATE = [
@@ -132,7 +133,7 @@ def names_touched_elsewhere(module: object) -> set[str]:
                 ours.add(node.name)
             case ast.Name(ctx=ast.Store()):  # a field of a dataclass
                 ours.add(node.id)
-    return imported | read - ours
+    return (imported | read - ours) - NAMED_TUPLES
 
 
 def exists(path: str) -> bool:

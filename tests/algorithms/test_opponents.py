@@ -51,7 +51,6 @@ def test_with_lora_a_pool_is_another_adapter_on_the_policys_engine(tiny_model, b
     assert not equal(theirs, mine)
 
 
-@pytest.mark.promise
 def test_self_play_with_a_pool_resumes_bit_for_bit_and_survives_a_killed_runner(tiny_model, build, tmp_path):
     algo = build(config_of(tiny_model, num_env_runners=2, save_trajectories=True, **POOL))
     for _ in range(2):
