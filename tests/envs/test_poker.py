@@ -198,6 +198,7 @@ def test_what_cannot_be_is_said_in_one_line(call, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_gymnasium_makes_it_too_and_without_openspiel_a_reset_says_what_to_install():
     program = (
         "import sys; sys.modules['pyspiel'] = None\n"
