@@ -160,13 +160,8 @@ too_long: dict[str, float] = {}
 left_out: list[str] = []
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let cheap checks fail first. Those with a Ray of their own session come last: no other test runs beside it.
-
-    An xdist worker takes a file's tests together, but for those with the session's Ray, which it takes when it has no
-    other.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let cheap checks fail first. Those with a Ray of their own session come last: no other test runs beside it."""
     rank = {folder: number for number, folder in enumerate(SLOW_FIRST)}
 
     def order(item: pytest.Item) -> tuple[bool, bool, int]:
@@ -175,9 +170,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return "ray_cluster" in item.fixturenames, is_slow, rank.get(folder, len(rank)) if is_slow else 0
 
     items.sort(key=order)
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(f"ray {file}" if "ray_cluster" in item.fixturenames else file))
 
 
 def cpu_s() -> float:
