@@ -18,7 +18,6 @@ import contextlib
 import functools
 import math
 import pickle
-import random
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from rllm_gym.envs.contract_findings import (
     Finding,
     Make,
     NotApplicableError,
+    check_own_randomness,
     equal,
     finding_of,
     one_line,
@@ -230,13 +230,7 @@ def different_seeds_give_different_tasks(make: Make) -> None:
 
 
 def no_randomness_comes_from_outside_the_environment(make: Make) -> None:
-    python_state, numpy_state = random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
-    play(make(), 3)
-    require(random.getstate() == python_state, "it draws from Python's random: draw from self.np_random")
-    require(
-        bool((np.random.get_state()[1] == numpy_state).all()),  # type: ignore[index]
-        "it draws from numpy's global generator: draw from self.np_random",
-    )
+    check_own_randomness(lambda: play(make(), 3))
 
 
 def an_item_asked_for_by_its_id_is_the_one_that_a_seed_draws(make: Make) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from rllm_gym.errors import RllmGymError
 
@@ -82,3 +85,14 @@ def short(value: Any) -> str:
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
+
+
+def check_own_randomness(played: Callable[[], object]) -> None:
+    """Make sure that playing leaves the generators alone that all of a process share."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    played()
+    require(random.getstate() == python_state, "it draws from Python's random: draw from self.np_random")
+    require(
+        bool((np.random.get_state()[1] == numpy_state).all()),  # type: ignore[index]
+        "it draws from numpy's global generator: draw from self.np_random",
+    )

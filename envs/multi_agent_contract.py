@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from rllm_gym.envs.contract_findings import (
     ContractError,
     Make,
     NotApplicableError,
+    check_own_randomness,
     equal,
     one_line,
     require,
@@ -190,13 +190,7 @@ def a_copy_made_in_mid_episode_goes_on_alike_and_apart(make: Make) -> None:
 
 
 def no_randomness_comes_from_outside_the_environment(make: Make) -> None:
-    python_state, numpy_state = random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
-    play(make(), 3)
-    require(random.getstate() == python_state, "it draws from Python's random: draw from self.np_random")
-    require(
-        bool((np.random.get_state()[1] == numpy_state).all()),  # type: ignore[index]
-        "it draws from numpy's global generator: draw from self.np_random",
-    )
+    check_own_randomness(lambda: play(make(), 3))
 
 
 def an_item_asked_for_by_its_id_is_the_one_that_a_seed_draws(make: Make) -> None:

@@ -80,10 +80,10 @@ def stored(chat, action_ids, text, **fields):
 def test_stored_ids_are_taken_as_they_were_sampled(chat):
     ids = [chat.encode_action(letter)[0] for letter in "abc"]  # cut by a limit: no end of turn
     record = stored(chat, ids, "abc")
-    sample = SampleMaker(chat, 512).of_record(record)
+    [sample] = SampleMaker(chat, 512).of_record(record)
     assert sample.tokens.tolist() == [*record.turns[0].observation_ids, *ids]
     assert sample.weight.tolist() == [0.0] * len(record.turns[0].observation_ids) + [1.0] * 3
-    weighed = SampleMaker(chat, 512, observation_weight=0.25).of_record(record)
+    [weighed] = SampleMaker(chat, 512, observation_weight=0.25).of_record(record)
     assert set(weighed.weight[:-3]) == {0.25}
 
 
@@ -92,7 +92,8 @@ def test_a_store_of_another_tokenizer_is_refused_unless_it_is_encoded_anew(chat)
     record = stored(chat, ids, "abc")  # the ids say something else than the messages
     with pytest.raises(TrajectoryError, match=r"the tokenizer's of base_model.*Set retokenize: true"):
         SampleMaker(chat, 512).of_record(record)
-    assert learnt(chat, SampleMaker(chat, 512, retokenize=True).of_record(record)) == "abc<|im_end|>"
+    [anew] = SampleMaker(chat, 512, retokenize=True).of_record(record)
+    assert learnt(chat, anew) == "abc<|im_end|>"
 
 
 def test_failed_and_poor_episodes_are_left_out(chat, tmp_path):
