@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from report import interval
 
 FOLDER = Path(__file__).parent
 QUICKSTART = FOLDER.parent / "tuned_examples" / "quickstart.yaml"
@@ -130,17 +131,6 @@ def read_rows(env_steps: int) -> list[dict[str, Any]]:
         return []
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
     return [row for row in rows if row["target_env_steps"] == env_steps]
-
-
-def interval(values: list[float]) -> str:
-    """Return the mean and the 95 % interval of Student's t."""
-    from scipy.stats import t
-
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean:.3f} +- {half:.3f}"
 
 
 def report(rows: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
 import shlex
@@ -26,6 +27,17 @@ def print_row(seeds: Sequence[int], result: str, ratios: Sequence[float]) -> Non
 def mean_and_spread(values: Sequence[float], digits: int = 1) -> str:
     spread = f" +- {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
+def interval(values: list[float]) -> str:
+    """Return the mean and the 95 % interval of Student's t."""
+    from scipy.stats import t
+
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return f"{mean:.3f}"
+    half = t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:.3f} +- {half:.3f}"
 
 
 def _commit() -> str:

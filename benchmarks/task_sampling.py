@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/task_sampling.py                 # five seeds of each: two hours on one core
     .venv/bin/python benchmarks/task_sampling.py --seeds 0 1
-    .venv/bin/python benchmarks/task_sampling.py --report      # the table of runs that are there
+    .venv/bin/python benchmarks/task_sampling.py --report        # the table of the runs that are there
 
-    .venv/bin/python benchmarks/task_sampling.py --report      # the table of the runs that are there
+Success is evaluated every ten train steps on 128 training tasks and 128 held-out ones, drawn uniformly for both, since
 the success while sampling is of easier or harder tasks. The last line compares the tokens that both had sampled
 when they first reached the success with which `uniform` ends.
 """
