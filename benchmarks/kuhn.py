@@ -1,8 +1,8 @@
 """Kuhn poker by self-play with a small model: distance from optimal play (NashConv) before, during and after training.
 
-    .venv/bin/python benchmarks/kuhn.py                        # every run that has no row yet, then the table
+    .venv/bin/python benchmarks/kuhn.py                        # every run that has no row yet, the table and the plot
     .venv/bin/python benchmarks/kuhn.py --seeds 0 1 --only role
-    .venv/bin/python benchmarks/kuhn.py --report               # the table of the rows that are there
+    .venv/bin/python benchmarks/kuhn.py --report               # the table and the plot of the rows that are there
 
 A short SFT on the legal play of a random policy comes first, so that the policy knows the moves and nothing of the
 game. Then one policy plays both seats. NashConv is exact (`rllm_gym.evaluation.nash_conv`), summed over every way to
@@ -25,7 +25,9 @@ from typing import Any
 
 from report import interval
 
-ROWS = Path(__file__).parent / "kuhn.jsonl"
+FOLDER = Path(__file__).parent
+ROWS, PLOT = FOLDER / "kuhn.jsonl", FOLDER.parent / "docs" / "images" / "kuhn.png"
+GOAL = 0.458  # half of what uniform play has
 GAME, ENV = "rllm_gym/KuhnPoker-v0", {"system_prompt": ""}
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 # Equal games per train step; what a return is compared with differs.
@@ -166,6 +168,33 @@ def report(rows: list[dict[str, Any]]) -> None:
             f"{statistics.mean(r['seconds'] for r in mine):.0f}",
         ]
         print("| " + " | ".join(cells) + " |")
+    draw(rows)
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Write `PLOT`: NashConv by the number of games, every seed a thin line, their mean a thick one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    for color, name in zip(("C0", "C1"), METHODS, strict=True):
+        curves = [row["curve"] for row in rows if row["method"] == name]
+        if not curves:
+            continue
+        games = [step * RL["groups_per_step"] * RL["group_size"] for step, _, _ in curves[0]]
+        lines = [[value for _, value, _ in curve] for curve in curves]
+        for line in lines:
+            axis.plot(games, line, color=color, alpha=0.25)
+        mean = [statistics.mean(values) for values in zip(*lines, strict=True)]
+        axis.plot(games, mean, color=color, linewidth=2, label=f"advantage: {name}, {len(lines)} seeds")
+    axis.axhline(GOAL, linestyle=":", color="gray", label="half of uniform play")
+    axis.set_xlabel("games of self-play")
+    axis.set_ylabel("NashConv, exact")
+    axis.set_ylim(bottom=0)
+    axis.legend()
+    figure.savefig(PLOT, dpi=120)
 
 
 def main() -> None:

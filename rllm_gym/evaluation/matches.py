@@ -100,7 +100,7 @@ def win_rates(
 
 def matrix_table(report: Mapping[str, Any]) -> str:
     """Return the win rates in percent with their intervals, as a table in Markdown: row against column."""
-    names = [Path(name).name for name in report["policies"]]
+    names = _short_names(report["policies"])
     lines = [["wins of row", *names], ["---", *["---:"] * len(names)]]
     for name, rates, intervals in zip(names, report["win_rate"], report["interval"], strict=True):
         cells = [
@@ -109,6 +109,16 @@ def matrix_table(report: Mapping[str, Any]) -> str:
         ]
         lines.append([name, *cells])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Return as many last parts of each path as tell all of them apart."""
+    parts = [Path(name).parts for name in names]
+    for length in range(1, max(map(len, parts))):
+        short = ["/".join(each[-length:]) for each in parts]
+        if len(set(short)) == len(short):
+            return short
+    return list(names)
 
 
 def _own_policy(agent_id: str, episode: Any = None, **kwargs: Any) -> str:

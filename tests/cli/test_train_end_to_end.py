@@ -30,12 +30,12 @@ SMALLER = {
 }
 
 
-def write_experiment(folder: Path, stop: int) -> Path:
+def write_experiment(folder: Path, stop: int, **config: object) -> Path:
     """The shipped quickstart with fewer and shorter episodes, under a name of its own."""
     [experiment] = yaml.safe_load(QUICKSTART.read_text()).values()
     experiment["stop"] = {"training_iteration": stop}
     experiment["checkpoint_config"] = {"checkpoint_frequency": 1, "num_to_keep": 2}
-    experiment["config"].update(SMALLER)
+    experiment["config"].update(SMALLER | config)
     path = folder / "x.yaml"
     path.write_text(yaml.safe_dump({"e2e": experiment}))
     return path
@@ -120,8 +120,9 @@ def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> Non
 
 @pytest.mark.promise
 def test_a_killed_driver_leaves_every_result_that_it_has_shown(folder: Path) -> None:
+    path = write_experiment(folder, 500, engine="transformers", engine_options={})  # begins sooner than vLLM
     with subprocess.Popen(
-        command("rllib", "train", "file", write_experiment(folder, 500)),
+        command("rllib", "train", "file", path),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -36,6 +36,15 @@ def test_two_that_know_no_move_win_from_the_second_seat_alone(ray_cluster, tiny_
     assert table[0] == f"| wins of row | {tiny_model.name} | {other_model.name} |" and "50.0 (" in table[2]
 
 
+def test_a_table_tells_policies_of_one_name_apart():
+    def header(*names):
+        nothing = [[None] * len(names)] * len(names)
+        return matrix_table({"policies": names, "win_rate": nothing, "interval": nothing}).splitlines()[0]
+
+    assert header("runs/a/checkpoint_2", "tiny") == "| wins of row | checkpoint_2 | tiny |"
+    assert header("runs/a/checkpoint_2", "runs/b/checkpoint_2") == "| wins of row | a/checkpoint_2 | b/checkpoint_2 |"
+
+
 @pytest.mark.parametrize(
     ("policies", "env", "message"),
     [

@@ -1,0 +1,161 @@
+"""Teams of agents with the tiny model: do they learn to work together, and does a planner beside an actor pay?
+
+    .venv/bin/python benchmarks/teams.py                     # every run that has no row yet, then the table
+    .venv/bin/python benchmarks/teams.py --seeds 0 1 --only duo
+    .venv/bin/python benchmarks/teams.py --report            # the table of the rows that are there
+
+`duo`: TextCraftDuo, two crafters who must talk and hand items over. One policy plays both: SFT on the expert pair's
+play of half of the training tasks, then GRPO. `one_policy` and `planner_actor`: TextCraft as in the quickstart, and
+with `roles: [planner, actor]`, where the same policy writes a plan before every action; both train until they have
+sampled the same number of tokens. Before and after, a run is evaluated on the same panel of held-out tasks, with the
+same seeds. Every run appends a row to `teams.jsonl` as it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from report import interval
+
+ROWS = Path(__file__).parent / "teams.jsonl"
+PANEL = {"train": 128, "eval": 154}  # episodes; every held-out task of TextCraftDuo twice
+COMMON = {
+    "engine_options": {"kv_cache_memory_bytes": 256 * 2**20},
+    "max_model_len": 1024,
+    "tokens_per_micro_batch": 4096,
+    "num_envs_per_env_runner": 64,
+    "save_trajectories": False,
+}
+RL = {"groups_per_step": 8, "group_size": 8, "clip_high": 0.28}
+DUO: dict[str, Any] = {"env_config": {"system_prompt": ""}, "max_new_tokens": 64}
+SFT = {"data": "expert", "num_expert_episodes": 185, "samples_per_step": 32, "lr": 3e-4, "num_evaluation_samples": 8}
+CRAFT: dict[str, Any] = {"env_config": {"depth": 1, "system_prompt": ""}, "max_new_tokens": 48, "lr": 1e-4}
+# name: (environment, settings, horizon, lets a run end after so many train steps, or so many sampled tokens)
+RUNS: dict[str, tuple[str, dict[str, Any], int, float, float]] = {
+    "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 5e-5}, 20, 40, float("inf")),
+    "one_policy": ("rllm_gym/TextCraft-v0", CRAFT, 6, float("inf"), 200_000),
+    "planner_actor": (
+        "rllm_gym/TextCraft-v0",
+        CRAFT | {"env_config": CRAFT["env_config"] | {"roles": ["planner", "actor"]}},
+        12,  # every second completion is an action
+        float("inf"),
+        200_000,
+    ),
+}
+
+
+def run_one(name: str, seed: int, sft_steps: int) -> dict[str, Any]:
+    """Train once and return the row."""
+    from rllm_gym.cli.ray_session import prepare_driver
+
+    prepare_driver(None)
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
+    with tempfile.TemporaryDirectory() as folder:
+        model = warm_start(Path(folder), seed, sft_steps) if name == "duo" else "tiny"
+        row = reinforce(name, seed, model)
+    ray.shutdown()
+    return row
+
+
+def warm_start(folder: Path, seed: int, steps: int) -> str:
+    """Return a model that has read some of the expert pair's talk."""
+    from rllm_gym.algorithms.sft import SFTConfig
+    from rllm_gym.evaluation.export import export_policy
+
+    config = SFTConfig().environment(RUNS["duo"][0])
+    config.update_from_dict({**COMMON, **DUO, **SFT, "seed": seed, "base_model": "tiny", "max_episode_steps": 24})
+    algo = config.build_algo()
+    for _ in range(steps):
+        algo.train()
+    export_policy(Path(algo.save_to_path(str(folder / "checkpoint"))), folder / "warm")
+    algo.stop()
+    return str(folder / "warm")
+
+
+def reinforce(name: str, seed: int, model: str) -> dict[str, Any]:
+    from rllm_gym.algorithms.grpo import GRPOConfig
+
+    env, settings, horizon, max_steps, max_tokens = RUNS[name]
+    config = GRPOConfig().environment(env)
+    config.update_from_dict(
+        {**COMMON, **RL, **settings, "seed": seed, "base_model": model, "max_episode_steps": horizon}
+    )
+    algo = config.build_algo()
+
+    def evaluate() -> dict[str, float]:
+        return {
+            split: float(algo.evaluate_split(split, episodes, horizon=horizon, seed=10_000)[0]["success_rate"])
+            for split, episodes in PANEL.items()
+        }
+
+    start = time.perf_counter()
+    row: dict[str, Any] = {"run": name, "seed": seed, "before": evaluate(), "curve": []}
+    num_tokens = 0.0
+    while len(row["curve"]) < max_steps and num_tokens < max_tokens:
+        sampled = algo.train()["env_runners"]
+        num_tokens += float(sampled["num_sampled_tokens"])
+        row["curve"].append([num_tokens, round(float(sampled["success_rate"]), 4)])
+        print(name, seed, len(row["curve"]), row["curve"][-1], file=sys.stderr, flush=True)
+    row |= {"after": evaluate(), "seconds": round(time.perf_counter() - start)}
+    algo.stop()
+    return row
+
+
+def run_apart(name: str, seed: int, sft_steps: int) -> dict[str, Any]:
+    """Train once in a process of its own, and append the row."""
+    command = [sys.executable, __file__, "--run", name, str(seed), "--sft-steps", str(sft_steps)]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if finished.returncode:
+        raise SystemExit(f"{name}, seed {seed}: failed. Its error is above; the rows so far are in {ROWS}.")
+    row = json.loads(finished.stdout.splitlines()[-1])
+    with ROWS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    return row
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """Print a line per run: success before and after, and the gain on held-out tasks with its interval."""
+    print("\n| run | seeds | training tasks before | after | held-out before | after | gain | sampled tokens | steps |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in RUNS:
+        mine = [row for row in rows if row["run"] == name]
+        if not mine:
+            continue
+        cells = [name, str(len(mine))]
+        cells += [interval([row[when][split] for row in mine]) for split in PANEL for when in ("before", "after")]
+        cells += [interval([row["after"]["eval"] - row["before"]["eval"] for row in mine])]
+        cells += [f"{statistics.mean(row['curve'][-1][0] for row in mine):,.0f}"]
+        cells += [f"{statistics.mean(len(row['curve']) for row in mine):.0f}"]
+        print("| " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--sft-steps", type=int, default=60, help="of duo's warm start")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.run:
+        print(json.dumps(run_one(asked.run[0], int(asked.run[1]), asked.sft_steps)))
+        return
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()] if ROWS.exists() else []
+    done = {(row["run"], row["seed"]) for row in rows}
+    for seed in () if asked.report else asked.seeds:
+        rows += [run_apart(name, seed, asked.sft_steps) for name in asked.only if (name, seed) not in done]
+    report(rows)
+
+
+if __name__ == "__main__":
+    main()
