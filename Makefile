@@ -105,7 +105,7 @@ $(VERIFIERS)/.installed:
 	touch $@
 
 slow-tests: install
-	$(VENV)/bin/python -m pytest -m "slow and not promise and not interop$(NO_GPU)"
+	$(PYTEST) -m "slow and not promise and not interop$(NO_GPU)"
 
 # Plants faults, and prints those that no test notices: an hour.
 mutants: install

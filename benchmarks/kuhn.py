@@ -40,9 +40,10 @@ COMMON = {
     "save_trajectories": False,
 }
 SFT = {"env_config": ENV, "lr": 2e-3, "samples_per_step": 64, "num_evaluation_samples": 8}
-# Self-play goes in circles around optimal play; the KL to the policy it began with makes the circles narrower. Without
-# the penalty a move that is none costs as much as a pass after a bet, so that nothing holds it down.
-RL = {"groups_per_step": 12, "group_size": 12, "lr": 1e-3, "kl_coeff": 0.15, "invalid_action_penalty": 1.0}
+# Self-play goes in circles around optimal play: the KL to the policy it began with draws them together, and so does a
+# learning rate that falls to 0. Without the penalty a move that is none costs as much as a pass after a bet, so that
+# nothing holds it down.
+RL = {"groups_per_step": 12, "group_size": 12, "lr": 1e-3, "kl_coeff": 0.3, "invalid_action_penalty": 1.0}
 NUM_LEGAL_GAMES = 2000
 
 
@@ -121,7 +122,9 @@ def self_play(name: str, seed: int, model: str, steps: int, every: int) -> dict[
 
     start = time.perf_counter()
     config = GRPOConfig().environment(GAME, env_config=ENV)
+    falling = {"total_num_steps": steps, "warmup_num_steps": 2, "warmup_max_lr": RL["lr"]}
     config.update_from_dict({**COMMON, **RL, **METHODS[name], "seed": seed, "base_model": model})
+    config.training(deepspeed={"scheduler": {"type": "WarmupDecayLR", "params": falling}})
     algo = config.evaluation(evaluation_interval=every, evaluation_duration=6).build_algo()
     row: dict[str, Any] = {"method": name, "seed": seed, "curve": []}
     for step in range(1, steps + 1):
@@ -202,8 +205,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--sft-steps", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=60, help="of self-play")
-    parser.add_argument("--every", type=int, default=10, help="steps between two measurements")
+    parser.add_argument("--steps", type=int, default=80, help="of self-play")
+    parser.add_argument("--every", type=int, default=20, help="steps between two measurements")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--run", nargs=5, help=argparse.SUPPRESS)
     asked = parser.parse_args()

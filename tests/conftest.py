@@ -87,8 +87,11 @@ def other_model(tmp_path_factory) -> Path:
 def ray_cluster(tmp_path_factory):
     """One Ray for all tests that need one; its workers find the tests' own modules, as they start in this folder."""
     import ray
+    from ray.tune import registry
     from ray.tune.trainable import trainable
 
+    # Tune keeps the job's id of the first cluster that this process knew, under which no worker of this one looks.
+    registry._global_registry._prefix = None
     # Where an algorithm that nobody gave a place writes: else ~/ray_results.
     trainable.DEFAULT_STORAGE_PATH = str(tmp_path_factory.mktemp("ray_results"))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

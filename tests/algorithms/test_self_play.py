@@ -1,4 +1,4 @@
-"""Self-play learns: what `benchmarks/kuhn.py` measures with five seeds, here with one and the bound that all of them keep."""
+"""Self-play learns: what `benchmarks/kuhn.py` measures with five seeds, here with one and a bound that all keep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kuhn(monkeypatch):
 
 def test_self_play_of_kuhn_poker_comes_near_optimal_play(ray_cluster, kuhn, tmp_path):
     kuhn.warm_start(str(tmp_path), seed=0, steps=600)
-    row = kuhn.self_play("role", 0, str(tmp_path / "warm"), steps=60, every=60)
+    row = kuhn.self_play("role", 0, str(tmp_path / "warm"), steps=80, every=80)
     (_, before, _), (_, after, illegal) = row["curve"]
     print(row)
     assert before > 0.458  # half of what uniform play has

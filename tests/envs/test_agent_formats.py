@@ -201,6 +201,8 @@ def make(env_id, agent, **kwargs):
 @pytest.mark.parametrize("env_id", IDS)
 def test_every_environment_keeps_the_contract_in_every_format(env_id, name, request):
     skip_without(OF_ENVIRONMENTS.get(env_id))
+    if env_id == "rllm_gym/ALFWorld-v0":
+        request.getfixturevalue("alfworld_data")
     if env_id in REMOTE:
         request.getfixturevalue("textcraft_server")
     names = {

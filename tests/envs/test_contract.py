@@ -27,9 +27,10 @@ NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100, "rllm_gy
 BOUND = {"rllm_gym/SciWorld-v0": 1.5e9}
 # Where an expert's episode takes seconds: items with short ones, of both splits.
 QUICK_ITEMS = {"rllm_gym/SciWorld-v0": [1398, 2966, 3266, 3476, 3566, 3866, 4252, 4340, 4377, 4465, 4502, 4590]}
-NUM_RESETS["rllm_gym/ALFWorld-v0"] = 50
 QUICK_ITEMS["rllm_gym/TextWorld-v0"] = [1, 2, 3, 11, 12, 13, 1801, 1802]  # each is made anew in every process
 
+NUM_RESETS["rllm_gym/ALFWorld-v0"] = 20
+BOUND["rllm_gym/ALFWorld-v0"] = 1.5e9
 NUM_RESETS["rllm_gym/MiniWoB-v0"] = 50
 BOUND["rllm_gym/MiniWoB-v0"] = 1.5e9
 QUICK_ITEMS["rllm_gym/MiniWoB-v0"] = [
@@ -42,7 +43,10 @@ QUICK_ITEMS["rllm_gym/WebArena-v0"] = [0, 6, 24, 30, 91, 244, 307, 331, 336, 357
 REMOTE = {"rllm_gym/AgentGym-v0": "/agentgym", "rllm_gym/OpenEnv-v0": ""}
 NUM_RESETS |= dict.fromkeys(REMOTE, 1_000)
 URL: list[str] = []
-pytestmark = pytest.mark.parametrize("env_id", IDS)
+# One worker plays all of an environment: what it has started, such as Java or a browser, serves every test.
+pytestmark = pytest.mark.parametrize(
+    "env_id", [pytest.param(env_id, marks=pytest.mark.xdist_group(env_id)) for env_id in IDS]
+)
 
 
 @pytest.fixture(autouse=True)

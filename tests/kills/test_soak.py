@@ -89,7 +89,7 @@ def test_no_process_of_a_run_grows_in_300_train_steps(tmp_path: Path) -> None:
         soaked.start()
         for step in range(WARM_STEPS, NUM_STEPS - EVERY, EVERY):
             soaked.await_(
-                lambda step=step: soaked.num_rows() >= step, f"train step {step}", harness.START_S, interval_s=0.2
+                lambda step=step: soaked.num_rows() >= step, f"train step {step}", 2 * harness.START_S, interval_s=0.2
             )
             for process in soaked.processes():
                 with contextlib.suppress(psutil.Error):  # it has ended

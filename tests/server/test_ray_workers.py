@@ -23,7 +23,7 @@ def test_workers_are_actors_on_both_nodes_and_a_stuck_one_is_replaced():
     cluster.add_node(num_cpus=1, object_store_memory=150 * 2**20)
     try:
         arguments = ("--env", "tests.server.odd_env:odd/Odd-v0", "--protocol", "agentgym", "--workers", "2")
-        with serving(*arguments, "--ray", "--ray-address", cluster.address, "--timeout", "3") as served:
+        with serving(*arguments, "--ray", "--ray-address", cluster.address, "--timeout", "10") as served:
 
             def post(path, **body):
                 return requests.post(f"{served.url}/{path}", json=body, timeout=60)

@@ -1,5 +1,6 @@
 """The hub's sessions: played by hand, expert and model; bounded, closed when idle, ended when an environment hangs."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -32,8 +33,12 @@ def hub():
 
 def workers():
     """The processes of sessions, and what these have started."""
-    children = psutil.Process().children(recursive=True)
-    return [p for p in children if any(name in " ".join(p.cmdline()) for name in ("spawn_main", "sleep 3601"))]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if any(name in " ".join(child.cmdline()) for name in ("spawn_main", "sleep 3601")):
+                found.append(child)
+    return found
 
 
 @pytest.mark.slow
