@@ -81,8 +81,8 @@ docs: install
 	$(VENV)/bin/mkdocs build --strict
 
 # pytest prints the slowest tests (pyproject.toml).
-# Two tests at a time, handed out one by one in their order: each wants a core and 4 GB. `make test WORKERS=0` runs them
-# one after the other.
+# Two tests at a time, handed out one by one in their order, those of a group to one worker: each wants a core and 4 GB.
+# `make test WORKERS=0` runs them one after the other.
 WORKERS ?= 2
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
