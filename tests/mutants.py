@@ -59,6 +59,28 @@ MUTANTS = [
     option("evaluation_horizon", EVALUATION, "schedule.last if horizon is None else horizon", "schedule.last"),
     option("evaluation_seed", EVALUATION, "seed=config.evaluation_seed", "seed=0"),
     option("evaluation_config", CONFIG, "return params if explores else", "return params if True else"),
+    # weights on their way to the samplers
+    Mutant(
+        "fused weights lie on one another",
+        "rllm_gym/rollout/engines/weight_plan.py",
+        "row += len(part)",
+        "row += 0",
+        "tests/rollout/test_vllm_engine.py -k bit_for_bit",
+    ),
+    Mutant(
+        "what vLLM multiplies with is the old weight",
+        "rllm_gym/rollout/engines/weight_plan.py",
+        "if self.is_repacked:",
+        "if False:",
+        "tests/rollout/test_vllm_engine.py -k bit_for_bit",
+    ),
+    Mutant(
+        "a plan is trusted unseen",
+        "rllm_gym/rollout/engines/vllm.py",
+        "if planned == self._look():",
+        "if True:",
+        "tests/rollout/test_vllm_engine.py -k elsewhere",
+    ),
     # what reaches the learner
     Mutant(
         "a truncated episode is terminated",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch.utils.checkpoint import checkpoint
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.models import LORA_A, LORA_B, attention_of, resolve_base_model
+from rllm_gym.models import BFLOAT16_BITS, LORA_A, LORA_B, attention_of, resolve_base_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,9 +78,12 @@ class LanguageModule(TorchRLModule):
         inference_only: bool = False,
         **kwargs: Any,
     ) -> State:
-        """Return the weights: as this module names them, or (`inference_only`) what the samplers get."""
+        """Return the weights: copies, as this module names them, or (`inference_only`) what the samplers get.
+
+        What the samplers get is not copied, for it is to be sent: an update changes it. Who keeps it copies it.
+        """
         if self.gather_parameters is None:
-            return _to_arrays(self.inference_state() if inference_only else self.state_dict())
+            return _to_send(self.inference_state()) if inference_only else _to_arrays(self.state_dict())
         if self._gathered is None:
             raise RuntimeError(
                 f"{type(self).__name__}: under ZeRO-3 only the first learner keeps whole weights. Ask learner 0."
@@ -106,7 +110,7 @@ class LanguageModule(TorchRLModule):
             if keep:
                 self._gathered = {
                     "full": _to_arrays(self.state_dict()),
-                    "inference": _to_arrays(self.inference_state()),
+                    "inference": copy.deepcopy(_to_send(self.inference_state())),
                 }
 
     # --- what the learner watches ---
@@ -353,5 +357,20 @@ def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:
 
 
 def _to_array(value: torch.Tensor) -> np.ndarray | torch.Tensor:
-    copy = value.cpu().clone()
-    return copy if copy.dtype == torch.bfloat16 else copy.numpy()
+    value = value.cpu().clone()
+    return value if value.dtype == torch.bfloat16 else value.numpy()
+
+
+def _to_send(state: Mapping[str, torch.Tensor]) -> State:
+    """Tensors to arrays that Ray sends without another copy, of tied weights the same one; see `BFLOAT16_BITS`."""
+    arrays: dict[tuple, np.ndarray] = {}
+    for value in state.values():
+        if (place := _place(value)) not in arrays:
+            value = value.detach().cpu()
+            bits = value.view(getattr(torch, BFLOAT16_BITS)) if value.dtype == torch.bfloat16 else value
+            arrays[place] = bits.numpy()
+    return {name: arrays[_place(value)] for name, value in state.items()}
+
+
+def _place(value: torch.Tensor) -> tuple:
+    return value.device, value.data_ptr(), value.shape, value.stride()

@@ -33,6 +33,7 @@ from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.rollout.scripted_opponents import SCRIPTED, MovePlayer
+from rllm_gym.rollout.weights import received
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
 
@@ -324,8 +325,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if isinstance(weights, ray.ObjectRef):
             weights = ray.get(weights)
         try:
-            for module_id in self._module_ids():
-                self.engines[module_id].load_weights(self._whole_weights(module_id, weights[module_id]), version)
+            weights = {module_id: received(weights[module_id]) for module_id in self._module_ids()}
+            for module_id, state_of in weights.items():
+                self.engines[module_id].load_weights(self._whole_weights(module_id, state_of), version)
             self._policies = weights if self._adapter_hosts else {}
             self._opponents = {id_: of for id_, of in self._opponents.items() if id_ not in self._adapter_hosts}
         except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
@@ -339,7 +341,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 raise RllmGymError(f"LLMEnvRunner: the opponent of {agent_id} has no weights; got {opponent.source!r}.")
         for module_id, (version, weights) in opponents.items():
             if self._opponents.get(module_id) != weights:
-                state = ray.get(weights)
+                state = received(ray.get(weights))
                 if policy_id := self._adapter_hosts.get(module_id):
                     whole: Mapping[str, Any] = difference(state, self._policies[policy_id])
                 else:

@@ -190,14 +190,14 @@ class LLMAlgorithm(Algorithm):
         return module
 
     def _sampler_state(self) -> dict[str, Any]:
-        """Return what samplers load: the policies' weights, and their version."""
+        """Return what samplers load: the policies' weights, not copied, and their version."""
         components = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
         return self.learner_group.get_state(components=components, inference_only=True)[COMPONENT_LEARNER]
 
     def policy_weights(self, policy_id: str) -> tuple[int, Mapping[str, Any]]:
-        """Return a policy's version and weights, as an engine loads them; of LoRA the adapter's."""
+        """Return a policy's version and weights, as they go to the samplers; of LoRA the adapter's."""
         state = self._sampler_state()
-        return state.get(WEIGHTS_SEQ_NO, 0), state[COMPONENT_RL_MODULE][policy_id]
+        return state.get(WEIGHTS_SEQ_NO, 0), {n: w.copy() for n, w in state[COMPONENT_RL_MODULE][policy_id].items()}
 
     def _check_env_runners(self, what: str) -> None:
         for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -77,8 +79,9 @@ def gradient(group: LearnerGroup, episodes: list) -> dict[str, np.ndarray]:
 
 
 def synced(group: LearnerGroup) -> dict:
-    """What the samplers get."""
-    return group.get_state(components="learner/rl_module", inference_only=True)["learner"]["rl_module"]
+    """What the samplers get, as it is now."""
+    state = group.get_state(components="learner/rl_module", inference_only=True)["learner"]["rl_module"]
+    return copy.deepcopy(state)
 
 
 # --- PPO by plain loops, one episode at a time, by nothing but torch ---

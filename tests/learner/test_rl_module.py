@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.learner.rl_module import sampled_logps
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.adapters import AdaptedWeights
+from rllm_gym.rollout.weights import Tensors, received
 from tests.learner.learner_helpers import (
     MODULE,
     distance,
@@ -107,13 +110,25 @@ def test_what_a_lora_sync_would_lose_is_refused(tiny_model, settings):
         make_group(make_config(tiny_model, lora={"r": 4, **settings}))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_sent_is_the_weights_themselves_tied_ones_once(tiny_model, dtype):
+    group = make_group(make_config(tiny_model, dtype=dtype))
+    state = group._learner.module[MODULE].lm.state_dict()
+    sent = synced(group)
+    assert sent["lm_head.weight"] is sent["model.embed_tokens.weight"]
+    assert all(isinstance(array, np.ndarray) for array in sent.values())  # what Ray sends by its memory
+    for name, weight in Tensors(received(pickle.loads(pickle.dumps(sent, protocol=5)))).items():
+        assert weight.dtype == getattr(torch, dtype) and torch.equal(weight, state[name])
+        assert sent[name].__array_interface__["data"][0] == state[name].data_ptr()
+
+
 def test_bfloat16_trains_with_float32_masters(tiny_model):
     group = make_group(make_config(tiny_model, dtype="bfloat16", zero_stage=2, **{**ADAM, "lr": 1e-5}))
     samples = make_samples(6)
     metrics = [update(group, samples) for _ in range(3)]
     assert all(np.isfinite(value) for value in metrics[-1].values())
     assert metrics[0]["gradient_norm"] > 0
-    assert synced(group)["lm_head.weight"].dtype == torch.bfloat16
+    assert received(synced(group))["lm_head.weight"].dtype == torch.bfloat16
 
 
 def test_gradient_checkpointing_changes_nothing(tiny_model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import subprocess
 import sys
 from functools import partial
@@ -12,13 +13,16 @@ import llvmlite.binding  # noqa: F401  vLLM must start beside it: numba loads it
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.adapters import AdaptedWeights, difference
 from rllm_gym.rollout.engines import adapter_options
 from rllm_gym.rollout.engines.vllm import VLLMEngine
+from rllm_gym.rollout.engines.weight_plan import WeightPlan
+from rllm_gym.rollout.weights import Tensors
+from tests.conftest import make_model, make_tokenizer
 from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
 
 PROMPT = [(7 * i) % 200 + 20 for i in range(70)]  # two cache blocks of 32 and a bit
@@ -133,6 +137,91 @@ def test_the_prefix_cache_can_be_emptied(engine):
     assert run(engine, request("hit"))[0].num_cached_tokens == 64
     engine.reset_prefix_cache()
     assert run(engine, request("miss"))[0].num_cached_tokens == 0
+
+
+def is_planned(engine):
+    return isinstance(getattr(engine.load, "__self__", None), WeightPlan)
+
+
+def outcome(engine, name):
+    """What is sampled with several prompts, bit for bit, and how much of them was cached."""
+    done = run(engine, *(request(f"{name}{n}", prompt=PROMPT[:n], seed=n) for n in (5, 40, 70)))
+    return [(c.token_ids.tolist(), c.logp.tolist()) for c in done], [c.num_cached_tokens for c in done]
+
+
+def copied_and_reloaded(engine, state):
+    """The outcome after `load_weights`, and after vLLM's own loading of the same."""
+    engine.load_weights({name: value.numpy() for name, value in state.items()}, 1)
+    found, cached = outcome(engine, "copied")
+    engine.reload(Tensors(state))
+    engine.reset_prefix_cache()
+    return found, outcome(engine, "reloaded")[0], cached
+
+
+@pytest.mark.promise
+def test_copied_weights_are_those_that_vllm_loads_bit_for_bit(engine, models):
+    assert is_planned(engine)
+    (before, _), (copied, reloaded, cached) = outcome(engine, "a"), copied_and_reloaded(engine, models[1].state_dict())
+    assert copied == reloaded != before
+    assert cached[0] == cached[1] == 0  # the first request that could have found a block of another's is the third
+    again, reloaded, _ = copied_and_reloaded(engine, models[0].state_dict())
+    assert again == reloaded == before
+
+
+@pytest.mark.slow
+def test_a_head_of_its_own_is_copied_too(tmp_path):
+    engine = make_engine(make_model(0, tmp_path, tie_word_embeddings=False))
+    state = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    try:
+        engine.load_weights(state, 0)
+        assert is_planned(engine)
+        before, _ = outcome(engine, "before")
+        for name in ("lm_head.weight", "model.embed_tokens.weight"):
+            state[name] = state[name].flip(1)
+            copied, reloaded, _ = copied_and_reloaded(engine, state)
+            assert copied == reloaded != before
+            before = copied
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_a_model_whose_weights_have_no_place_is_loaded_by_vllm_and_says_so_once(tmp_path, caplog):
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=64, n_layer=2, n_head=2, n_positions=512)
+    lm = GPT2LMHeadModel(config).eval()
+    lm.save_pretrained(tmp_path)
+    engine = make_engine(tmp_path)
+    try:
+        with caplog.at_level(logging.WARNING, logger="rllm_gym"):
+            for scale in (1.0, 3.0):
+                with torch.no_grad():
+                    lm.transformer.ln_f.weight.fill_(scale)
+                engine.load_weights(dict(lm.state_dict()), 1)
+                (completion,) = run(engine, request(f"{scale}"))
+                np.testing.assert_allclose(completion.logp, forward_logp(lm, PROMPT, completion.token_ids), atol=1e-4)
+    finally:
+        engine.close()
+    assert not is_planned(engine)
+    [line] = [record.getMessage() for record in caplog.records if record.name.startswith("rllm_gym")]
+    assert "weights are loaded by vLLM" in line and "c_attn.weight of shape (192, 64) is not [(64, 192)]" in line
+
+
+@pytest.mark.slow
+def test_a_plan_that_puts_weights_elsewhere_is_found_out(tiny_model, models, monkeypatch, caplog):
+    engine = make_engine(tiny_model)
+    [model] = engine._live.apply_model(lambda model: model)
+    monkeypatch.setitem(model.packed_modules_mapping, "gate_up_proj", ["up_proj", "gate_proj"])
+    try:
+        with caplog.at_level(logging.WARNING, logger="rllm_gym"):
+            engine.load_weights(dict(models[1].state_dict()), 1)
+        (completion,) = run(engine, request("right"))
+    finally:
+        engine.close()
+    assert not is_planned(engine) and "the same weights give other log-probabilities" in caplog.text
+    np.testing.assert_allclose(completion.logp, forward_logp(models[1], PROMPT, completion.token_ids), atol=1e-4)
 
 
 def test_weights_without_the_tied_head_are_refused(engine, models):

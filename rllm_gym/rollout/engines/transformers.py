@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import attention_of
 from rllm_gym.rollout.engines import check_options, check_weight_names
+from rllm_gym.rollout.weights import Tensors
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
 
 
@@ -90,10 +91,7 @@ class TransformersEngine:
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         check_weight_names("TransformersEngine", state, self._model.state_dict())
-        # torch.tensor and not from_numpy: arrays from Ray's object store are read-only.
-        self._model.load_state_dict(
-            {name: v if isinstance(v, torch.Tensor) else torch.tensor(v) for name, v in state.items()}
-        )
+        self._model.load_state_dict(dict(Tensors(state)))
         self.policy_version = policy_version
         self.reset_prefix_cache()
 

@@ -19,11 +19,12 @@ import dataclasses
 import gc
 import itertools
 import json
+import logging
 import re
 import tempfile
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,11 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.importing import did_you_mean
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
-from rllm_gym.types import Completion, CompletionRequest
+from rllm_gym.rollout.engines.weight_plan import NoPlaceError, WeightPlan
+from rllm_gym.rollout.weights import Tensors
+from rllm_gym.types import Completion, CompletionRequest, SamplingParams
 
+logger = logging.getLogger(__name__)
 _ADAPTER_NUMBERS = itertools.count(1)
 DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
 
@@ -101,6 +105,7 @@ class VLLMEngine:
         is_eager = current_platform.is_cpu() and options["enforce_eager"]
         self._stance = "force_eager" if is_eager else "default"
         self._weight_names = _weight_names(model, options.get("trust_remote_code", False))
+        self.load: Callable[[Mapping[str, torch.Tensor]], None] | None = None  # chosen with the first weights
         self._engine: LLMEngine | None = _build(
             EngineArgs(
                 model=model,
@@ -141,11 +146,53 @@ class VLLMEngine:
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         check_weight_names("VLLMEngine", state, self._weight_names)
-        # torch.tensor, not from_numpy: arrays from Ray's object store are read-only. A generator: one copy at a time.
-        weights = ((name, v if isinstance(v, torch.Tensor) else torch.tensor(v)) for name, v in state.items())
-        self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        weights = Tensors(state)
+        # The choice samples, which requests that are running would notice.
+        if self.load is None and not self._live.has_unfinished_requests():
+            self.load = self._choose_load(weights)
+        (self.load or self.reload)(weights)
         self.policy_version = policy_version
         self.reset_prefix_cache()
+
+    def reload(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let vLLM load weights, as it loads a checkpoint's; `load_weights` copies them where that does the same."""
+        self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+
+    def _choose_load(self, weights: Mapping[str, torch.Tensor]) -> Callable[[Mapping[str, torch.Tensor]], None]:
+        """Return what loads weights: a plan, if marked ones give the same with it and with vLLM's own loading."""
+        try:
+            plan = self._plan(weights)
+            marked = plan.marked(weights)
+            plan.load(marked)
+            planned = self._look()
+            self.reload(marked)
+            if planned == self._look():
+                return plan.load
+            reason = "the same weights give other log-probabilities"
+        except NoPlaceError as error:
+            reason = str(error)
+        logger.warning("VLLMEngine: weights are loaded by vLLM, several times slower than copied: %s.", reason)
+        return self.reload
+
+    def _plan(self, weights: Mapping[str, torch.Tensor]) -> WeightPlan:
+        config = self._live.vllm_config
+        if (size := config.parallel_config.world_size) > 1:
+            raise NoPlaceError(f"the model is split over {size} processes")
+        if (method := config.model_config.quantization) is not None:
+            raise NoPlaceError(f"the model is quantized ({method})")
+        [model] = self._live.apply_model(lambda model: model)
+        return WeightPlan(model, {name: tuple(weight.shape) for name, weight in weights.items()})
+
+    def _look(self) -> list[float]:
+        """Return what is sampled, and its log-probabilities: so hot that these are not near 0."""
+        self.reset_prefix_cache()
+        config = self._live.vllm_config.model_config
+        prompt = [k * config.get_vocab_size() // 16 for k in range(min(16, self.max_context_tokens - 4))]
+        params = SamplingParams(max_new_tokens=4, temperature=2.0)  # the most that vLLM takes
+        self.submit(CompletionRequest("weights", prompt, (), params, seed=0))
+        while not (done := self.step()):
+            pass
+        return [*done[0].token_ids.tolist(), *done[0].logp.tolist()]
 
     def reset_prefix_cache(self) -> None:
         # Running requests too: their keys and values are recomputed, with the weights of now, when they go on.
