@@ -23,7 +23,8 @@ from typing import Any
 
 from report import print_row
 
-WARM_UP = 3  # Ray's object store writes into memory that it has never touched
+WARM_UP = 3  # Ray's object store writes into memory that it has never touched,
+PAUSE_S = 0.5  # and again where the object before has not been freed; in training, seconds lie between two syncs
 
 
 def make_smollm2(folder: str, dtype: str) -> str:
@@ -56,14 +57,13 @@ def seconds(function: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def load_by(name: str, runner: Any) -> None:
-    """Let the runner's engine load by "reload" or "plan", and the same policy version once more."""
+def load_by(runner: Any, name: str) -> bool:
+    """Let the runner's engine load by "reload" or "plan", the same weights once more; return whether it has a plan."""
     [engine] = runner.engines.values()
-    runner.plan = getattr(runner, "plan", None) or engine.load
-    if runner.plan == engine.reload:
-        raise SystemExit("the engine has no plan, see its log")
+    runner.plan = getattr(runner, "plan", engine.load)
     engine.load = runner.plan if name == "plan" else engine.reload
     runner.forget_weights()
+    return runner.plan != engine.reload
 
 
 def measure(model: str, dtype: str, rounds: int) -> tuple[dict[str, list[float]], float]:
@@ -96,7 +96,12 @@ def measure(model: str, dtype: str, rounds: int) -> tuple[dict[str, list[float]]
     for number in range(WARM_UP + rounds):
         took = {"copy": seconds(copy)}
         for name in ("reload", "plan"):
-            algo.env_runner_group.foreach_env_runner(functools.partial(load_by, name), local_env_runner=False)
+            [is_planned] = algo.env_runner_group.foreach_env_runner(
+                functools.partial(load_by, name=name), local_env_runner=False
+            )
+            if not is_planned:
+                raise SystemExit("vLLM loads these weights by itself, its log says why; there is nothing to compare")
+            time.sleep(PAUSE_S)
             took[name] = seconds(algo.sync_weights)
         for name, value in took.items() if number >= WARM_UP else ():
             found[name].append(value)

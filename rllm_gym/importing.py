@@ -40,6 +40,15 @@ def import_object(who: str, path: str) -> Any:
         raise ConfigError(f"{rule} ({error}).{hint}") from error
 
 
+def leave_out_sklearn() -> None:
+    """Keep transformers from importing scikit-learn with the models' classes: half a second and more of every start.
+
+    Assisted generation alone looks at it, which nothing here uses. To be called before the classes are imported.
+    """
+    utilities: Any = importlib.import_module("transformers.utils")
+    utilities.is_sklearn_available = lambda: False
+
+
 def did_you_mean(name: str, known: Iterable[str], *, suffix: str = "") -> str:
     """Return " Did you mean 'x'?" for the nearest known name, or nothing where none is near."""
     found = difflib.get_close_matches(name, list(known), n=1)

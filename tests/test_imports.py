@@ -3,10 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "huggingface_hub")
 
 PROGRAM = """
 import sys
+
+import pytest
 import warnings
 warnings.simplefilter("error")
 import gymnasium
@@ -32,3 +36,17 @@ def test_importing_the_package_and_playing_a_text_environment_loads_no_heavy_lib
 
 def test_playing_at_the_token_level_loads_tokenizers_and_jinja_alone():
     assert modules_after("token", [*HEAVY, "tokenizers", "jinja2"]) == "['jinja2', 'tokenizers']"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from rllm_gym.rollout.engines import vllm",
+        "from rllm_gym.learner.rl_module import load_language_model; load_language_model('tiny', 'float32')",
+    ],
+)
+def test_sampler_and_learner_start_without_libraries_that_they_do_not_use(code):
+    code += "; import sys; print([name for name in ('sklearn', 'tensorflow') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr

@@ -7,6 +7,8 @@ import os
 import threading
 from typing import Any
 
+from rllm_gym.importing import leave_out_sklearn
+
 
 def import_deepspeed() -> Any:
     """Return DeepSpeed, set up for what is there."""
@@ -26,5 +28,9 @@ def import_in_background() -> None:
 
     DeepSpeed is not for a thread: it turns this process's stderr elsewhere while it tries a compiler.
     """
-    name = "transformers.models.auto.modeling_auto"
-    threading.Thread(target=importlib.import_module, args=[name], name="imports", daemon=True).start()
+    threading.Thread(target=_import_models, name="imports", daemon=True).start()
+
+
+def _import_models() -> None:
+    leave_out_sklearn()
+    importlib.import_module("transformers.models.auto.modeling_auto")

@@ -28,6 +28,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.importing import did_you_mean, leave_out_sklearn
+
+leave_out_sklearn()
+
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -40,7 +44,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import dispatcher
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.importing import did_you_mean
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
 from rllm_gym.rollout.engines.weight_plan import NoPlaceError, WeightPlan
