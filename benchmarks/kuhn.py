@@ -41,9 +41,16 @@ COMMON = {
 }
 SFT = {"env_config": ENV, "lr": 2e-3, "samples_per_step": 64, "num_evaluation_samples": 8}
 # Self-play goes in circles around optimal play: the KL to the policy it began with draws them together, and so does a
-# learning rate that falls to 0. Without the penalty a move that is none costs as much as a pass after a bet, so that
-# nothing holds it down.
-RL = {"groups_per_step": 12, "group_size": 12, "lr": 1e-3, "kl_coeff": 0.3, "invalid_action_penalty": 1.0}
+# learning rate that falls to 0. Divided by their standard deviation the chips of each deal would be those of another
+# game. Without the penalty a move that is none costs as much as a pass after a bet, so that nothing holds it down.
+RL = {
+    "groups_per_step": 12,
+    "group_size": 12,
+    "lr": 1e-3,
+    "kl_coeff": 0.2,
+    "normalize_std": False,
+    "invalid_action_penalty": 1.0,
+}
 NUM_LEGAL_GAMES = 2000
 
 
@@ -70,7 +77,7 @@ def legal_play(file: Path, num_games: int, seed: int) -> None:
     import rllm_gym
 
     env, rng = rllm_gym.make_multi_agent(GAME, **ENV), random.Random(seed)
-    chances: dict[str, float] = defaultdict(lambda: rng.uniform(0.1, 0.9))
+    chances: dict[str, float] = defaultdict(lambda: rng.uniform(0.25, 0.75))
     with file.open("w", encoding="utf-8") as out:
         for number in range(num_games):
             talk: dict[str, list[dict[str, str]]] = {agent: [] for agent in env.possible_agents}
