@@ -16,8 +16,12 @@ from rllm_gym.envs.webarena.sites.app import (
     login_required,
     money,
     number,
+    of,
     paginate,
+    show_growing,
+    suggest,
     text,
+    whole,
 )
 
 pages = Blueprint("shop", __name__)
@@ -59,7 +63,7 @@ def _me() -> int:
 
 @pages.get("/")
 def home() -> ResponseReturnValue:
-    categories = g.db.all("SELECT * FROM categories ORDER BY name")
+    categories = g.db.all("SELECT * FROM categories ORDER BY id")
     best = g.db.all(f"{_PRODUCTS} ORDER BY rating DESC, num_reviews DESC, p.name LIMIT 4")
     notes = g.db.all("SELECT * FROM pages WHERE is_published ORDER BY title")
     return render_template("shopping/home.html", categories=categories, products=best, notes=notes)
@@ -81,6 +85,22 @@ def search() -> ResponseReturnValue:
     page = paginate(f"{_PRODUCTS} {where} ORDER BY {order}", like(words), like(words), words.upper())
     title = f'Search results for "{words}"'
     return render_template("shopping/products.html", title=title, page=page, sort_options=_sort_options())
+
+
+@pages.get("/products")
+def all_products() -> ResponseReturnValue:
+    return show_growing("shopping/range.html", "shopping/rows.html", f"{_PRODUCTS} ORDER BY p.name")
+
+
+@pages.get("/product/<slug>/details")
+def details(slug: str) -> ResponseReturnValue:
+    """Answer the list of all products with what its dialog shows."""
+    return render_template("shopping/details.html", product=_product(slug))
+
+
+@pages.get("/api/suggest")
+def suggestions() -> ResponseReturnValue:
+    return suggest(f"({_PRODUCTS})")
 
 
 @pages.get("/product/<slug>")
@@ -165,16 +185,34 @@ def cart() -> ResponseReturnValue:
 def add_to_cart(slug: str) -> ResponseReturnValue:
     row = _product(slug)
     try:
-        count = number("quantity", "Quantity", 1, MAX_QUANTITY)
-        in_cart = g.db.value(
-            "SELECT quantity FROM cart_items WHERE customer_id = ? AND product_id = ?", _me(), row["id"]
-        )
-        _set_count(row, count + (in_cart or 0))
+        _add_to_cart(row, number("quantity", "Quantity", 1, MAX_QUANTITY))
     except FormError as e:
         flash(str(e), "error")
         return redirect(url_for(".product", slug=slug))
     flash(f"{row['name']} is in your cart.")
     return redirect(url_for(".cart"))
+
+
+@pages.route("/quick-order", methods=["GET", "POST"])
+@login_required
+def quick_order() -> ResponseReturnValue:
+    """Put several products into the cart at once: all of them, or none."""
+    if request.method == "POST":
+        try:
+            lines = list(zip(request.form.getlist("product"), request.form.getlist("quantity"), strict=False))
+            if not lines:
+                raise FormError("Please choose a product.")
+            for slug, count in lines:
+                row = g.db.first(f"{_PRODUCTS} AND p.slug = ?", slug)
+                if row is None:
+                    raise FormError("Please choose each product from the suggestions.")
+                _add_to_cart(row, whole(count, "Quantity", 1, MAX_QUANTITY))
+            flash(f"{of(len(lines), 'line')} {'is' if len(lines) == 1 else 'are'} in your cart.")
+            return redirect(url_for(".cart"))
+        except FormError as e:
+            g.db.rollback()
+            flash(str(e), "error")
+    return render_template("shopping/quick_order.html")
 
 
 @pages.post("/cart/update/<slug>")
@@ -196,6 +234,11 @@ def remove_from_cart(slug: str) -> ResponseReturnValue:
     g.db.run("DELETE FROM cart_items WHERE customer_id = ? AND product_id = ?", _me(), row["id"])
     flash(f"{row['name']} is removed.")
     return redirect(url_for(".cart"))
+
+
+def _add_to_cart(product: Row, count: int) -> None:
+    sql = "SELECT quantity FROM cart_items WHERE customer_id = ? AND product_id = ?"
+    _set_count(product, count + (g.db.value(sql, _me(), product["id"]) or 0))
 
 
 def _set_count(product: Row, count: int) -> None:
