@@ -19,10 +19,11 @@ from rllm_gym.envs.webarena.embedded_tasks.base import (
 )
 from rllm_gym.envs.webarena.script import Step, choose, fill, follow, push, search, stop
 from rllm_gym.envs.webarena.sites.app import money
+from rllm_gym.envs.webarena.sites.checkout import SHIPPING
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.seed.common import PASSWORD
 from rllm_gym.envs.webarena.sites.seed.shop import CATALOGUE, COUPONS, NUM_PRODUCTS
-from rllm_gym.envs.webarena.sites.shopping import SHIPPING, SITE
+from rllm_gym.envs.webarena.sites.shopping import SITE
 
 templates = Templates("shopping")
 URL = "__SHOPPING__"

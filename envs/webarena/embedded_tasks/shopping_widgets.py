@@ -20,8 +20,8 @@ from rllm_gym.envs.webarena.embedded_tasks.base import (
 from rllm_gym.envs.webarena.embedded_tasks.shopping import URL
 from rllm_gym.envs.webarena.script import Step, choose, fill, follow, press, push, stop, suggested
 from rllm_gym.envs.webarena.sites.app import money
+from rllm_gym.envs.webarena.sites.checkout import SHIPPING
 from rllm_gym.envs.webarena.sites.database import Database
-from rllm_gym.envs.webarena.sites.shopping import SHIPPING
 
 templates = Templates("shopping")
 

@@ -23,6 +23,7 @@ from rllm_gym.envs.webarena.sites.app import (
     text,
     whole,
 )
+from rllm_gym.envs.webarena.sites.checkout import SHIPPING, place_order
 
 pages = Blueprint("shop", __name__)
 SITE = Site("Harbor Market", "customers", ("email", "Email"), "nora.field@example.com", pages)
@@ -33,7 +34,6 @@ SORTS = {
     "price_desc": ("Price: high to low", "price DESC, name"),
     "rating": ("Rating", "rating DESC, num_reviews DESC, name"),
 }
-SHIPPING = {"standard": ("Standard", 495), "express": ("Express", 1495), "pickup": ("Pick up in store", 0)}
 MAX_QUANTITY = 99
 _PRODUCTS = """
     SELECT p.*, c.name AS category, c.slug AS category_slug, coalesce(r.rating, 0) AS rating,
@@ -284,56 +284,12 @@ def checkout() -> ResponseReturnValue:
         return redirect(url_for(".cart"))
     if request.method == "POST":
         try:
-            return redirect(url_for(".order", order_number=_place_order(items)))
+            return redirect(url_for(".order", order_number=place_order(items)))
         except FormError as e:
             flash(str(e), "error")
     subtotal = sum(item["amount"] for item in items)
     options = [(key, f"{label} ({money(price)})") for key, (label, price) in SHIPPING.items()]
     return render_template("shopping/checkout.html", items=items, subtotal=subtotal, shipping_options=options)
-
-
-def _place_order(items: list[Row]) -> str:
-    subtotal = sum(item["amount"] for item in items)
-    street, city = text("street", "Street", max_chars=200), text("city", "City", max_chars=100)
-    postcode = text("postcode", "Postcode", max_chars=20)
-    method = choice("shipping", "Shipping method", list(SHIPPING))
-    percent = 0
-    if code := text("coupon", "Coupon", required=False, max_chars=50):
-        percent = g.db.value("SELECT percent FROM coupons WHERE code = ? AND is_active", code.upper())
-        if percent is None:
-            raise FormError(f'Coupon "{code}" is not valid.')
-    for item in items:
-        if item["count"] > item["quantity"]:
-            raise FormError(f"Only {item['quantity']} of {item['name']} are in stock.")
-    discount = subtotal * percent // 100
-    order_number = f"{g.db.value('SELECT max(id) FROM orders') + 1:06}"
-    order_id = g.db.insert(
-        "orders",
-        number=order_number,
-        customer_id=_me(),
-        created=g.db.now(),
-        status="Pending",
-        shipping=SHIPPING[method][0],
-        shipping_price=SHIPPING[method][1],
-        discount=discount,
-        total=subtotal - discount + SHIPPING[method][1],
-        street=street,
-        city=city,
-        postcode=postcode,
-    )
-    for item in items:
-        g.db.run(
-            "INSERT INTO order_items VALUES (?, ?, ?, ?, ?)",
-            order_id,
-            item["id"],
-            item["name"],
-            item["price"],
-            item["count"],
-        )
-        g.db.run("UPDATE products SET quantity = quantity - ? WHERE id = ?", item["count"], item["id"])
-    g.db.run("DELETE FROM cart_items WHERE customer_id = ?", _me())
-    flash("Thank you for your order.")
-    return order_number
 
 
 @pages.get("/orders")
