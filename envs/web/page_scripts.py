@@ -49,6 +49,8 @@ SCROLL = """([direction, limit]) => {
   scroller.scrollBy({top: direction * (limit > 0 ? Math.min(limit, height) : height), behavior: 'instant'});
   return scroller.scrollTop > 0;
 }"""
+# Ends when those who listen to scrolling have been called, just before a frame is drawn; some pages are not drawn.
+NEXT_FRAME = "() => new Promise(done => { requestAnimationFrame(done); setTimeout(done, 100); })"
 # Waits for the images of elements, also those that style sheets put in their place; without them an icon has no size.
 LOAD_IMAGES = """async () => {
   const styled = [...document.querySelectorAll('*')].flatMap(element => {

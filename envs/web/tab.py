@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rllm_gym.envs.web.browser import PlaywrightError
 from rllm_gym.envs.web.layout import Layout, read_layout
-from rllm_gym.envs.web.page_scripts import CHOOSE, CLICK, LOAD_IMAGES, SCROLL, SELECT_ALL, SET_VALUE
+from rllm_gym.envs.web.page_scripts import CHOOSE, CLICK, LOAD_IMAGES, NEXT_FRAME, SCROLL, SELECT_ALL, SET_VALUE
 from rllm_gym.envs.web.tree import Node, read_tree
 
 REQUEST_GRACE_S = 1.0  # after which a navigation that was asked for and has not begun (a download) is given up
@@ -180,6 +180,8 @@ class Tab:
             quad = await self._quad(limit_node)
             limit = min(quad[1::2]) if quad else 0.0
         self.is_scrolled = await self._bounded(self.page.evaluate(SCROLL, [direction, limit]))
+        if not self._has_clock:  # one that is held brings the frame about by itself
+            await self._bounded(self.page.evaluate(NEXT_FRAME))
 
     # What the agent sees.
 

@@ -14,7 +14,15 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from rllm_gym.envs.webarena.embedded_tasks import gitlab, map, reddit, shopping, shopping_admin
+from rllm_gym.envs.webarena.embedded_tasks import (
+    gitlab,
+    map,
+    reddit,
+    reddit_widgets,
+    shopping,
+    shopping_admin,
+    shopping_widgets,
+)
 from rllm_gym.envs.webarena.script import Script, Step
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.seed import seeded_image
@@ -29,8 +37,8 @@ def _load() -> tuple[list[dict[str, Any]], list[tuple[Step, ...]]]:
     database = Database(seeded_image())
     configs: list[dict[str, Any]] = []
     scripts = []
-    # The map came last: the numbers of the others' tasks stay.
-    sites = (shopping, reddit, gitlab, shopping_admin, map)
+    # What came later is behind: the numbers of the others' tasks stay.
+    sites = (shopping, reddit, gitlab, shopping_admin, map, shopping_widgets, reddit_widgets)
     for template_id, each in enumerate(each for site in sites for each in site.templates):
         for config, steps in each.configs(database):
             configs.append({**config, "task_id": len(configs), "intent_template_id": template_id})

@@ -68,8 +68,18 @@ def follow(name: str) -> Step:
 
 
 def push(name: str, after: str = "") -> Step:
-    """Click on a button; on these sites each sends a form."""
+    """Click on a button that sends a form."""
     return Step("click", "button", name, after=after, is_navigation=True)
+
+
+def press(name: str, after: str = "") -> Step:
+    """Click on a button that only changes the page it is on."""
+    return Step("click", "button", name, after=after)
+
+
+def suggested(label: str, name: str) -> list[Step]:
+    """Type a name and choose it among the suggestions."""
+    return [Step("type", "combobox", label, name), Step("click", "option", name)]
 
 
 def choose(name: str, role: str = "radio") -> Step:

@@ -16,7 +16,7 @@ from rllm_gym.envs.webarena.embedded_tasks.base import (
     pages,
     pick,
 )
-from rllm_gym.envs.webarena.script import Step, choose, fill, follow, push, stop
+from rllm_gym.envs.webarena.script import Step, choose, fill, follow, press, push, stop, suggested
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.map import MODES, REASONS, Route, find_route
 from rllm_gym.envs.webarena.sites.seed.town import KINDS
@@ -42,25 +42,15 @@ def _km(way: Route) -> str:
     return f"{way.metres / 1000:.1f}"
 
 
-def _suggested(label: str, name: str) -> list[Step]:
-    """Type a name and choose it among the suggestions."""
-    return [Step("type", "combobox", label, name), Step("click", "option", name)]
-
-
 def _ask(stops: Sequence[Row], mode: str) -> list[Step]:
     """Fill in a route from the form's first field on."""
     middle = [
         step
         for number, row in enumerate(stops[1:-1], 1)
-        for step in (_button("Add a stop"), *_suggested(f"Stop {number}", row["name"]))
+        for step in (press("Add a stop"), *suggested(f"Stop {number}", row["name"]))
     ]
-    ends = [*_suggested("From", stops[0]["name"]), *_suggested("To", stops[-1]["name"])]
+    ends = [*suggested("From", stops[0]["name"]), *suggested("To", stops[-1]["name"])]
     return [follow("Directions"), *ends, *middle, choose(MODES[mode]), push("Get directions")]
-
-
-def _button(name: str) -> Step:
-    """Click on a button that only changes the page it is on."""
-    return Step("click", "button", name)
 
 
 def _open(name: str) -> list[Step]:
@@ -74,7 +64,7 @@ def _open(name: str) -> list[Step]:
 
 def _save(row: Row, list_name: str, note: str) -> list[Step]:
     """Save a place, in the dialog of its page."""
-    return [*_open(row["name"]), _button("Save"), choose(list_name), fill("Note", note), push("Save place")]
+    return [*_open(row["name"]), press("Save"), choose(list_name), fill("Note", note), push("Save place")]
 
 
 def _saved(list_id: int, *texts: object) -> dict[str, object]:
@@ -155,8 +145,8 @@ def _save_and_show(db: Database, rng: random.Random) -> Iterator[Instance]:
 def _new_list(db: Database, rng: random.Random) -> Iterator[Instance]:
     names = ("Rainy days", "Lunch", "With Omar", "Autumn", "Late at night", "Photographs")
     for name, (row,) in zip(names, _groups(db, rng, 1), strict=True):
-        steps = [follow("My lists"), _button("New list"), fill("Name", name), push("Create list")]
-        steps += [*_open(row["name"]), _button("Save"), choose(name), push("Save place")]
+        steps = [follow("My lists"), press("New list"), fill("Name", name), push("Create list")]
+        steps += [*_open(row["name"]), press("Save"), choose(name), push("Save place")]
         yield Instance({"list": name, "place": row["name"]}, pages(_saved(4, row["name"])), steps)
 
 
@@ -168,7 +158,7 @@ def _report(db: Database, rng: random.Random) -> Iterator[Instance]:
         reason = list(said)[number % 2]
         steps: list[Step] = []
         for row in (first, second):
-            steps += [*_open(row["name"]), _button("Report a problem"), choose(REASONS[reason]), fill("Details", text)]
+            steps += [*_open(row["name"]), press("Report a problem"), choose(REASONS[reason]), fill("Details", text)]
             steps += [push("Send report")]
         checks = [
             holds(f"{URL}/place/{row['slug']}", "#reports", f"{REASONS[reason]}: {text}") for row in (first, second)
@@ -190,8 +180,8 @@ def _from_the_best(db: Database, rng: random.Random) -> Iterator[Instance]:
     for number, ((kind, best), (end,)) in enumerate(zip(_best(db, rng), _groups(db, rng, 1), strict=False)):
         mode = list(MODES)[number % 3]
         minutes = find_route(db, [best, end], mode).minutes
-        steps = [follow(kind), _button("Sort by rating"), follow(best["name"]), follow("Directions from here")]
-        steps += [*_suggested("To", end["name"]), choose(MODES[mode]), push("Get directions")]
+        steps = [follow(kind), press("Sort by rating"), follow(best["name"]), follow("Directions from here")]
+        steps += [*suggested("To", end["name"]), choose(MODES[mode]), push("Get directions")]
         yield Instance(
             {"mode": WORDS[mode], "kind": kind, "end": end["name"]},
             answer(exact=str(minutes)),
@@ -203,7 +193,7 @@ def _from_the_best(db: Database, rng: random.Random) -> Iterator[Instance]:
 def _save_the_best(db: Database, rng: random.Random) -> Iterator[Instance]:
     for kind, best in list(_best(db, rng))[:NUM_INSTANCES]:
         name = rng.choice(list(LISTS))
-        steps = [follow(kind), _button("Sort by rating"), follow(best["name"]), _button("Save"), choose(name)]
+        steps = [follow(kind), press("Sort by rating"), follow(best["name"]), press("Save"), choose(name)]
         steps += [fill("Note", best["phone"]), push("Save place")]
         yield Instance(
             {"kind": kind, "list": name}, pages(_saved(LISTS[name], f"{best['name']} {best['phone']}")), steps

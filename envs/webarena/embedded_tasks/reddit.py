@@ -20,10 +20,12 @@ from rllm_gym.envs.webarena.embedded_tasks.base import (
 from rllm_gym.envs.webarena.script import Step, fill, follow, push, search, stop
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.reddit import SITE
+from rllm_gym.envs.webarena.sites.seed.forum import FORUMS
 
 templates = Templates("reddit")
 URL = "__REDDIT__"
 LAST_PAGE = "?page=999"  # a page beyond the last one shows the last one
+_FORUMS = f"SELECT * FROM forums WHERE id <= {len(FORUMS)}"
 
 _POSTS = """
     SELECT p.*, f.name AS forum, m.name AS author, (SELECT count(*) FROM comments WHERE post_id = p.id) AS num_comments
@@ -31,10 +33,13 @@ _POSTS = """
 
 
 def _posts(db: Database, where: str = "1") -> list[Row]:
-    """Return the posts whose title is the only one of its kind."""
+    """Return the posts of the first forums whose title is the only one of its kind.
+
+    A task keeps its number, and its post, as the other forums grow.
+    """
     rows = db.all(f"{_POSTS} ORDER BY p.id")
     titles = [row["title"] for row in rows]
-    chosen = {row["id"] for row in db.all(f"SELECT * FROM ({_POSTS}) WHERE {where}")}
+    chosen = {row["id"] for row in db.all(f"SELECT * FROM ({_POSTS}) WHERE forum_id <= {len(FORUMS)} AND ({where})")}
     return [row for row in rows if row["id"] in chosen and titles.count(row["title"]) == 1]
 
 
@@ -56,9 +61,7 @@ def _forum(name: str) -> list[Step]:
 
 def _forums(db: Database, *, subscribed: bool) -> list[Row]:
     has = "IN" if subscribed else "NOT IN"
-    return db.all(
-        f"SELECT * FROM forums WHERE id {has} (SELECT forum_id FROM subscriptions WHERE member_id = 1) ORDER BY id"
-    )
+    return db.all(f"{_FORUMS} AND id {has} (SELECT forum_id FROM subscriptions WHERE member_id = 1) ORDER BY id")
 
 
 @templates.add('Post in the forum {{forum}}, with the title "{{title}}" and the text "{{text}}"')
@@ -132,7 +135,7 @@ def _author(db: Database, rng: random.Random) -> Iterator[Instance]:
 
 @templates.add("Open the post with the most points in the forum {{forum}}.")
 def _top(db: Database, rng: random.Random) -> Iterator[Instance]:
-    for forum in pick(rng, db.all("SELECT * FROM forums ORDER BY id")):
+    for forum in pick(rng, db.all(f"{_FORUMS} ORDER BY id")):
         row = max(_posts(db, f"forum_id = {forum['id']}"), key=lambda row: row["base_score"])
         yield Instance(
             {"forum": forum["name"]},
@@ -248,7 +251,7 @@ def _edit(db: Database, rng: random.Random) -> Iterator[Instance]:
 
 @templates.add("Open the post with the most comments in the forum {{forum}}.", split="eval")
 def _most_comments(db: Database, rng: random.Random) -> Iterator[Instance]:
-    for forum in pick(rng, db.all("SELECT * FROM forums ORDER BY id"), 10):
+    for forum in pick(rng, db.all(f"{_FORUMS} ORDER BY id"), 10):
         ranked = sorted(_posts(db, f"forum_id = {forum['id']}"), key=lambda row: -row["num_comments"])
         if ranked[0]["num_comments"] > ranked[1]["num_comments"]:
             title = ranked[0]["title"]

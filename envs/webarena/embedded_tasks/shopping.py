@@ -19,17 +19,19 @@ from rllm_gym.envs.webarena.embedded_tasks.base import (
 )
 from rllm_gym.envs.webarena.script import Step, choose, fill, follow, push, search, stop
 from rllm_gym.envs.webarena.sites.app import money
+from rllm_gym.envs.webarena.sites.checkout import SHIPPING
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.seed.common import PASSWORD
-from rllm_gym.envs.webarena.sites.seed.shop import CATALOGUE, COUPONS
-from rllm_gym.envs.webarena.sites.shopping import SHIPPING, SITE
+from rllm_gym.envs.webarena.sites.seed.shop import CATALOGUE, COUPONS, NUM_PRODUCTS
+from rllm_gym.envs.webarena.sites.shopping import SITE
 
 templates = Templates("shopping")
 URL = "__SHOPPING__"
 
 
 def _products(db: Database, where: str = "quantity >= 5") -> list[Row]:
-    return db.all(f"SELECT * FROM products WHERE is_enabled AND {where} ORDER BY id")
+    """Return products of the first departments; a task keeps its number, and its product, as the shop grows."""
+    return db.all(f"SELECT * FROM products WHERE is_enabled AND id <= {NUM_PRODUCTS} AND {where} ORDER BY id")
 
 
 def _orders(db: Database, where: str = "1") -> list[Row]:
@@ -50,9 +52,9 @@ def _price(db: Database, rng: random.Random) -> Iterator[Instance]:
 
 @templates.add("How many products are there in the category {{category}}? Answer with the number only.")
 def _category_size(db: Database, rng: random.Random) -> Iterator[Instance]:
-    sql = """
+    sql = f"""
         SELECT c.name, count(*) AS size FROM products p JOIN categories c ON c.id = category_id
-        WHERE is_enabled GROUP BY c.id"""
+        WHERE is_enabled AND p.id <= {NUM_PRODUCTS} GROUP BY c.id"""
     for row in pick(rng, db.all(sql)):
         yield Instance(
             {"category": row["name"]}, answer(exact=str(row["size"])), [follow(row["name"]), stop(str(row["size"]))]
@@ -227,9 +229,10 @@ def _log_in(db: Database, rng: random.Random) -> Iterator[Instance]:
 
 @templates.add("Who gave the {{product}} {{stars}} in a review? Answer with the nickname only.", split="eval")
 def _reviewer(db: Database, rng: random.Random) -> Iterator[Instance]:
-    sql = """
+    sql = f"""
         SELECT p.name, r.rating, r.nickname, count(*) AS num FROM reviews r JOIN products p ON p.id = r.product_id
-        WHERE status = 'approved' AND is_enabled GROUP BY p.id, r.rating HAVING num = 1 ORDER BY p.id, r.rating"""
+        WHERE status = 'approved' AND is_enabled AND p.id <= {NUM_PRODUCTS}
+        GROUP BY p.id, r.rating HAVING num = 1 ORDER BY p.id, r.rating"""
     for row in pick(rng, db.all(sql)):
         stars = f"{row['rating']} star{'s' if row['rating'] > 1 else ''}"
         steps = [*_open(row["name"]), stop(row["nickname"], seen=f"by {row['nickname']} on")]

@@ -20,13 +20,15 @@ from rllm_gym.envs.webarena.embedded_tasks.base import (
 )
 from rllm_gym.envs.webarena.script import Step, choose, fill, follow, push, search, stop
 from rllm_gym.envs.webarena.sites.database import Database
+from rllm_gym.envs.webarena.sites.seed.shop import NUM_PRODUCTS
 
 templates = Templates("shopping_admin")
 URL = "__SHOPPING_ADMIN__"
 
 
-def _products(db: Database, where: str = "is_enabled") -> list[Row]:
-    return db.all(f"SELECT * FROM products WHERE {where} ORDER BY id")
+def _products(db: Database) -> list[Row]:
+    """Return products of the first departments; a task keeps its number, and its product, as the shop grows."""
+    return db.all(f"SELECT * FROM products WHERE is_enabled AND id <= {NUM_PRODUCTS} ORDER BY id")
 
 
 def _orders(db: Database, where: str) -> list[Row]:
@@ -188,7 +190,7 @@ def _num_products(db: Database, rng: random.Random) -> Iterator[Instance]:
         ("out of stock", "Out of stock", "quantity = 0"),
     )
     for state, link, where in states:
-        number = str(len(_products(db, where)))
+        number = str(db.value(f"SELECT count(*) FROM products WHERE {where}"))
         yield Instance({"state": state}, answer(exact=number), [follow("Products"), follow(link), stop(number)])
 
 

@@ -10,7 +10,7 @@ from functools import wraps
 from sqlite3 import Row
 from typing import Any
 
-from flask import Blueprint, Flask, abort, flash, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, Flask, abort, flash, g, jsonify, redirect, render_template, request, session, url_for
 from flask.sessions import SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException
@@ -20,6 +20,8 @@ from rllm_gym.envs.webarena.sites.database import Database
 
 DATABASE = "rllm_gym.database"  # where the server puts the episode's database, in the WSGI environment
 PAGE_SIZE = 8  # a page of a list stays within the tokens that a small model reads
+BATCH = 25  # rows that a list with a script begins with, and grows by
+NUM_SUGGESTIONS = 6
 MAX_CHARS = 10_000
 _SECRET = secrets.token_hex(16)  # a server's cookies end with its process
 
@@ -177,7 +179,12 @@ def text(name: str, label: str, *, required: bool = True, max_chars: int = MAX_C
 
 
 def number(name: str, label: str, low: int, high: int) -> int:
-    value = request.form.get(name, "").strip()
+    return whole(request.form.get(name, ""), label, low, high)
+
+
+def whole(value: str, label: str, low: int, high: int) -> int:
+    """Return the number that was entered."""
+    value = value.strip()
     if not (value.isascii() and value.isdigit()) or len(value) > 12 or not low <= int(value) <= high:
         raise FormError(f"{label} must be a whole number from {low} to {high}.")
     return int(value)
@@ -228,6 +235,39 @@ def paginate(sql: str, *args: Any, size: int = PAGE_SIZE) -> Page:
     page = min(int(asked), num_pages) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
     page = max(page, 1)
     return Page(g.db.all(f"{sql} LIMIT {size} OFFSET {(page - 1) * size}", *args), page, num_pages, total)
+
+
+def show_growing(template: str, rows_template: str, sql: str, *args: Any, **values: Any) -> str:
+    """Return a list's page with its first rows; with `offset` in the address the rows from there on, for its script.
+
+    `all` in the address gives the rest of them, which a list needs to be sorted or filtered.
+    """
+    asked = request.args.get("offset", "0")
+    offset = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 0
+    rows = g.db.all(f"{sql} LIMIT {-1 if 'all' in request.args else BATCH} OFFSET {offset}", *args)
+    if "offset" in request.args:
+        return render_template(rows_template, rows=rows)
+    total = g.db.value(f"SELECT count(*) FROM ({sql})", *args)
+    return render_template(template, rows=rows, rows_template=rows_template, total=total, **values)
+
+
+def suggest(table: str) -> ResponseReturnValue:
+    """Answer a field's script with the `slug` and `name` of those that begin with what was typed, then that hold it.
+
+    Args:
+        table: of names, or a query in brackets.
+    """
+    words = request.args.get("q", "").strip()[:200]
+    rows = []
+    if len(words) >= 2:
+        rows = g.db.all(
+            f"SELECT slug, name FROM {table} WHERE name LIKE ? ESCAPE '\\' "
+            "ORDER BY name NOT LIKE ? ESCAPE '\\', name LIMIT ?",
+            like(words),
+            like(words)[1:],
+            NUM_SUGGESTIONS,
+        )
+    return jsonify([dict(row) for row in rows])
 
 
 def like(words: str) -> str:

@@ -8,10 +8,20 @@ import math
 from sqlite3 import Row
 from typing import Any, NamedTuple
 
-from flask import Blueprint, flash, g, jsonify, redirect, render_template, request, url_for
+from flask import Blueprint, flash, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
-from rllm_gym.envs.webarena.sites.app import FormError, Site, choice, found, like, login_required, text
+from rllm_gym.envs.webarena.sites.app import (
+    FormError,
+    Site,
+    choice,
+    found,
+    like,
+    login_required,
+    show_growing,
+    suggest,
+    text,
+)
 from rllm_gym.envs.webarena.sites.database import Database
 from rllm_gym.envs.webarena.sites.seed.town import KINDS
 
@@ -20,8 +30,6 @@ SITE = Site("Waymark", "travellers", ("name", "User name"), "robin_vale", pages)
 MODES = {"walk": "On foot", "cycle": "By bicycle", "drive": "By car"}
 KMH = {"walk": 5, "cycle": 15}  # a car takes what the road allows
 REASONS = {"closed": "It is closed for good", "hours": "The hours are wrong", "phone": "The phone number is wrong"}
-BATCH = 25  # rows that a list begins with, and grows by
-NUM_SUGGESTIONS = 6
 
 
 class Leg(NamedTuple):
@@ -102,35 +110,12 @@ def home() -> ResponseReturnValue:
 @pages.get("/places")
 def places() -> ResponseReturnValue:
     sql, values = _places()
-    rows = g.db.all(f"{sql} LIMIT {BATCH}", *values)
-    total = g.db.value(f"SELECT count(*) FROM ({sql})", *values)
-    return render_template("waymark/places.html", rows=rows, total=total, kinds=KINDS, batch=BATCH)
-
-
-@pages.get("/api/places")
-def more_places() -> ResponseReturnValue:
-    """Answer a list's script with the rows from `offset` on; `all` gives the rest."""
-    sql, values = _places()
-    offset = request.args.get("offset", "0")
-    start = int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 9 else 0
-    rows = g.db.all(f"{sql} LIMIT {-1 if 'all' in request.args else BATCH} OFFSET {start}", *values)
-    return jsonify([{key: row[key] for key in ("slug", "name", "kind", "street", "rating")} for row in rows])
+    return show_growing("waymark/places.html", "waymark/rows.html", sql, *values)
 
 
 @pages.get("/api/suggest")
-def suggest() -> ResponseReturnValue:
-    """Answer a field's script with the names that begin with what was typed, and then those that hold it."""
-    words = request.args.get("q", "").strip()[:200]
-    if len(words) < 2:
-        return jsonify([])
-    rows = g.db.all(
-        "SELECT slug, name FROM places WHERE name LIKE ? ESCAPE '\\' "
-        "ORDER BY name NOT LIKE ? ESCAPE '\\', name LIMIT ?",
-        like(words),
-        like(words)[1:],
-        NUM_SUGGESTIONS,
-    )
-    return jsonify([dict(row) for row in rows])
+def suggestions() -> ResponseReturnValue:
+    return suggest("places")
 
 
 @pages.get("/place/<slug>")

@@ -7,7 +7,17 @@ from sqlite3 import Row
 from flask import Blueprint, abort, flash, g, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
-from rllm_gym.envs.webarena.sites.app import FormError, Site, found, like, login_required, paginate, text
+from rllm_gym.envs.webarena.sites.app import (
+    FormError,
+    Site,
+    found,
+    like,
+    login_required,
+    paginate,
+    show_growing,
+    suggest,
+    text,
+)
 
 pages = Blueprint("forum", __name__)
 SITE = Site("Commonroom", "members", ("name", "User name"), "maple_finch", pages)
@@ -101,6 +111,11 @@ def search() -> ResponseReturnValue:
     page = paginate(f"{_POSTS} WHERE {where} ORDER BY {_order('new')}", like(words), like(words))
     title = f'Search results for "{words}"'
     return render_template("reddit/posts.html", title=title, page=page, sort_options=_sort_options())
+
+
+@pages.get("/archive")
+def archive() -> ResponseReturnValue:
+    return show_growing("reddit/archive.html", "reddit/rows.html", f"{_POSTS} ORDER BY {SORTS['new'][1]}")
 
 
 def _forum(name: str) -> Row:
@@ -275,6 +290,32 @@ def member_comments(name: str) -> ResponseReturnValue:
         SELECT c.*, f.name AS forum FROM ({_COMMENTS}) c JOIN posts p ON p.id = c.post_id
         JOIN forums f ON f.id = p.forum_id WHERE c.member_id = ? ORDER BY c.created DESC, c.id DESC"""
     return render_template("reddit/member_comments.html", member=row, page=paginate(sql, _me(), row["id"]))
+
+
+@pages.get("/api/suggest")
+def suggestions() -> ResponseReturnValue:
+    return suggest("(SELECT id AS slug, name FROM members)")
+
+
+@pages.route("/messages", methods=["GET", "POST"])
+@login_required
+def messages() -> ResponseReturnValue:
+    """Write to a member, and list what was written."""
+    if request.method == "POST":
+        try:
+            recipient = g.db.first("SELECT * FROM members WHERE id = ?", request.form.get("recipient"))
+            if recipient is None:
+                raise FormError("Please choose a member from the suggestions.")
+            body = text("body", "Message", max_chars=500)
+            g.db.insert("letters", sender_id=_me(), recipient_id=recipient["id"], body=body, created=g.db.now())
+            flash(f"Your message to {recipient['name']} is sent.")
+            return redirect(url_for(".messages"))
+        except FormError as e:
+            flash(str(e), "error")
+    sql = """
+        SELECT l.*, m.name AS recipient FROM letters l JOIN members m ON m.id = l.recipient_id
+        WHERE sender_id = ? ORDER BY l.id DESC"""
+    return render_template("reddit/messages.html", page=paginate(sql, _me()))
 
 
 @pages.route("/profile", methods=["GET", "POST"])

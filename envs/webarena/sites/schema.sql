@@ -6,7 +6,7 @@ INSERT INTO clock VALUES (0);
 CREATE TABLE categories (id INTEGER PRIMARY KEY, slug TEXT UNIQUE, name TEXT);
 CREATE TABLE products (
     id INTEGER PRIMARY KEY, slug TEXT UNIQUE, name TEXT, sku TEXT UNIQUE, category_id INTEGER REFERENCES categories,
-    price INTEGER, quantity INTEGER, description TEXT, is_enabled INTEGER DEFAULT 1
+    price INTEGER, quantity INTEGER, description TEXT, is_enabled INTEGER DEFAULT 1, weight_g INTEGER, origin TEXT
 );
 CREATE TABLE customers (
     id INTEGER PRIMARY KEY, email TEXT UNIQUE, password TEXT, name TEXT, phone TEXT, street TEXT, city TEXT,
@@ -46,7 +46,7 @@ CREATE TABLE subscriptions (
 );
 CREATE TABLE posts (
     id INTEGER PRIMARY KEY, forum_id INTEGER REFERENCES forums, member_id INTEGER REFERENCES members, title TEXT,
-    body TEXT, base_score INTEGER, created TEXT
+    body TEXT, base_score INTEGER, created TEXT, views INTEGER DEFAULT 0
 );
 CREATE TABLE comments (
     id INTEGER PRIMARY KEY, post_id INTEGER REFERENCES posts, parent_id INTEGER REFERENCES comments,
@@ -55,6 +55,11 @@ CREATE TABLE comments (
 CREATE TABLE votes (
     member_id INTEGER REFERENCES members, kind TEXT, target_id INTEGER, value INTEGER,
     PRIMARY KEY (member_id, kind, target_id)
+);
+
+CREATE TABLE letters (
+    id INTEGER PRIMARY KEY, sender_id INTEGER REFERENCES members, recipient_id INTEGER REFERENCES members, body TEXT,
+    created TEXT
 );
 
 -- The code host. Issues and merge requests are numbered within their project by `iid`.

@@ -16,9 +16,14 @@ from rllm_gym.envs.webarena.sites.app import (
     login_required,
     money,
     number,
+    of,
     paginate,
+    show_growing,
+    suggest,
     text,
+    whole,
 )
+from rllm_gym.envs.webarena.sites.checkout import SHIPPING, place_order
 
 pages = Blueprint("shop", __name__)
 SITE = Site("Harbor Market", "customers", ("email", "Email"), "nora.field@example.com", pages)
@@ -29,7 +34,6 @@ SORTS = {
     "price_desc": ("Price: high to low", "price DESC, name"),
     "rating": ("Rating", "rating DESC, num_reviews DESC, name"),
 }
-SHIPPING = {"standard": ("Standard", 495), "express": ("Express", 1495), "pickup": ("Pick up in store", 0)}
 MAX_QUANTITY = 99
 _PRODUCTS = """
     SELECT p.*, c.name AS category, c.slug AS category_slug, coalesce(r.rating, 0) AS rating,
@@ -59,7 +63,7 @@ def _me() -> int:
 
 @pages.get("/")
 def home() -> ResponseReturnValue:
-    categories = g.db.all("SELECT * FROM categories ORDER BY name")
+    categories = g.db.all("SELECT * FROM categories ORDER BY id")
     best = g.db.all(f"{_PRODUCTS} ORDER BY rating DESC, num_reviews DESC, p.name LIMIT 4")
     notes = g.db.all("SELECT * FROM pages WHERE is_published ORDER BY title")
     return render_template("shopping/home.html", categories=categories, products=best, notes=notes)
@@ -81,6 +85,22 @@ def search() -> ResponseReturnValue:
     page = paginate(f"{_PRODUCTS} {where} ORDER BY {order}", like(words), like(words), words.upper())
     title = f'Search results for "{words}"'
     return render_template("shopping/products.html", title=title, page=page, sort_options=_sort_options())
+
+
+@pages.get("/products")
+def all_products() -> ResponseReturnValue:
+    return show_growing("shopping/range.html", "shopping/rows.html", f"{_PRODUCTS} ORDER BY p.name")
+
+
+@pages.get("/product/<slug>/details")
+def details(slug: str) -> ResponseReturnValue:
+    """Answer the list of all products with what its dialog shows."""
+    return render_template("shopping/details.html", product=_product(slug))
+
+
+@pages.get("/api/suggest")
+def suggestions() -> ResponseReturnValue:
+    return suggest(f"({_PRODUCTS})")
 
 
 @pages.get("/product/<slug>")
@@ -165,16 +185,34 @@ def cart() -> ResponseReturnValue:
 def add_to_cart(slug: str) -> ResponseReturnValue:
     row = _product(slug)
     try:
-        count = number("quantity", "Quantity", 1, MAX_QUANTITY)
-        in_cart = g.db.value(
-            "SELECT quantity FROM cart_items WHERE customer_id = ? AND product_id = ?", _me(), row["id"]
-        )
-        _set_count(row, count + (in_cart or 0))
+        _add_to_cart(row, number("quantity", "Quantity", 1, MAX_QUANTITY))
     except FormError as e:
         flash(str(e), "error")
         return redirect(url_for(".product", slug=slug))
     flash(f"{row['name']} is in your cart.")
     return redirect(url_for(".cart"))
+
+
+@pages.route("/quick-order", methods=["GET", "POST"])
+@login_required
+def quick_order() -> ResponseReturnValue:
+    """Put several products into the cart at once: all of them, or none."""
+    if request.method == "POST":
+        try:
+            lines = list(zip(request.form.getlist("product"), request.form.getlist("quantity"), strict=False))
+            if not lines:
+                raise FormError("Please choose a product.")
+            for slug, count in lines:
+                row = g.db.first(f"{_PRODUCTS} AND p.slug = ?", slug)
+                if row is None:
+                    raise FormError("Please choose each product from the suggestions.")
+                _add_to_cart(row, whole(count, "Quantity", 1, MAX_QUANTITY))
+            flash(f"{of(len(lines), 'line')} {'is' if len(lines) == 1 else 'are'} in your cart.")
+            return redirect(url_for(".cart"))
+        except FormError as e:
+            g.db.rollback()
+            flash(str(e), "error")
+    return render_template("shopping/quick_order.html")
 
 
 @pages.post("/cart/update/<slug>")
@@ -196,6 +234,11 @@ def remove_from_cart(slug: str) -> ResponseReturnValue:
     g.db.run("DELETE FROM cart_items WHERE customer_id = ? AND product_id = ?", _me(), row["id"])
     flash(f"{row['name']} is removed.")
     return redirect(url_for(".cart"))
+
+
+def _add_to_cart(product: Row, count: int) -> None:
+    sql = "SELECT quantity FROM cart_items WHERE customer_id = ? AND product_id = ?"
+    _set_count(product, count + (g.db.value(sql, _me(), product["id"]) or 0))
 
 
 def _set_count(product: Row, count: int) -> None:
@@ -241,56 +284,12 @@ def checkout() -> ResponseReturnValue:
         return redirect(url_for(".cart"))
     if request.method == "POST":
         try:
-            return redirect(url_for(".order", order_number=_place_order(items)))
+            return redirect(url_for(".order", order_number=place_order(items)))
         except FormError as e:
             flash(str(e), "error")
     subtotal = sum(item["amount"] for item in items)
     options = [(key, f"{label} ({money(price)})") for key, (label, price) in SHIPPING.items()]
     return render_template("shopping/checkout.html", items=items, subtotal=subtotal, shipping_options=options)
-
-
-def _place_order(items: list[Row]) -> str:
-    subtotal = sum(item["amount"] for item in items)
-    street, city = text("street", "Street", max_chars=200), text("city", "City", max_chars=100)
-    postcode = text("postcode", "Postcode", max_chars=20)
-    method = choice("shipping", "Shipping method", list(SHIPPING))
-    percent = 0
-    if code := text("coupon", "Coupon", required=False, max_chars=50):
-        percent = g.db.value("SELECT percent FROM coupons WHERE code = ? AND is_active", code.upper())
-        if percent is None:
-            raise FormError(f'Coupon "{code}" is not valid.')
-    for item in items:
-        if item["count"] > item["quantity"]:
-            raise FormError(f"Only {item['quantity']} of {item['name']} are in stock.")
-    discount = subtotal * percent // 100
-    order_number = f"{g.db.value('SELECT max(id) FROM orders') + 1:06}"
-    order_id = g.db.insert(
-        "orders",
-        number=order_number,
-        customer_id=_me(),
-        created=g.db.now(),
-        status="Pending",
-        shipping=SHIPPING[method][0],
-        shipping_price=SHIPPING[method][1],
-        discount=discount,
-        total=subtotal - discount + SHIPPING[method][1],
-        street=street,
-        city=city,
-        postcode=postcode,
-    )
-    for item in items:
-        g.db.run(
-            "INSERT INTO order_items VALUES (?, ?, ?, ?, ?)",
-            order_id,
-            item["id"],
-            item["name"],
-            item["price"],
-            item["count"],
-        )
-        g.db.run("UPDATE products SET quantity = quantity - ? WHERE id = ?", item["count"], item["id"])
-    g.db.run("DELETE FROM cart_items WHERE customer_id = ?", _me())
-    flash("Thank you for your order.")
-    return order_number
 
 
 @pages.get("/orders")

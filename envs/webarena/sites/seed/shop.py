@@ -58,6 +58,7 @@ CATALOGUE = {
 }
 BRANDS = ("Alder", "Birchwood", "Corvo", "Drift", "Elmhurst", "Fjord", "Granite", "Halden", "Ibis", "Juniper")
 PRODUCTS_PER_KIND = 5
+NUM_PRODUCTS = PRODUCTS_PER_KIND * sum(map(len, CATALOGUE.values()))
 # (rating, summary, text)
 OPINIONS = (
     (5, "Better than expected", "I would buy it again at once."),
