@@ -135,7 +135,7 @@ class SessionTable:
         """Start the workers, and learn what the environments are.
 
         Raises:
-            ConfigError: an environment cannot be made.
+            ConfigError: an environment cannot be made, or a worker does not start.
         """
         self._loop = asyncio.get_running_loop()
         for _ in range(self._num_workers):
@@ -147,6 +147,7 @@ class SessionTable:
                     reason = f"it raised {result}; the log says more" if kind == FAILED else result
                     raise ConfigError(f"serve: {name}: {reason}")
                 self.catalogs[name] = Catalog(name, **result)
+            await self._all_started()
         except BaseException as error:
             await self.close()
             if isinstance(error, ServeError):
@@ -330,6 +331,19 @@ class SessionTable:
             for session in list(self._sessions.values()):
                 if session.last_used_s < idle_since_s and not session.lock.locked():
                     self._close_session(session)
+
+    async def _all_started(self) -> None:
+        """Wait for every worker, so that the first sessions do not all come to the one that was first."""
+        num_started = 0
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while (num_started := sum(worker.started.done() for worker in self.workers)) < self._num_workers:
+                    await asyncio.sleep(0.02)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"serve: workers must start within {START_TIMEOUT_S:g} s; {num_started} of {self._num_workers} did. "
+                "Ask for fewer, or give the cluster more CPUs."
+            ) from error
 
     def _start_worker(self, wait_s: float = 0.1) -> None:
         """Start a worker; should it die before it has started, the next one waits for `wait_s`."""

@@ -6,6 +6,7 @@ import functools
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,16 @@ def test_a_dead_address_is_said_within_ten_seconds(free_port: int, address: str)
 
 
 def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "create_connection", lambda *args, **options: time.sleep(60))
+    test_is_over = threading.Event()
+
+    def never_answers(*args: object, **options: object) -> None:
+        test_is_over.wait(60)
+        raise OSError("too late")
+
+    monkeypatch.setattr(socket, "create_connection", never_answers)
     with pytest.raises(ConfigError, match=r"no cluster answers at 'nowhere:1' \(no answer within 0.1 s\)"):
         probe("nowhere:1", timeout_s=0.1)
+    test_is_over.set()
 
 
 def test_a_live_port_is_taken(free_port: int) -> None:

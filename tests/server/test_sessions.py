@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from rllm_gym.server.sessions import SessionTable
 from tests.needs import skip_without
 from tests.serving import serving
 
@@ -60,6 +62,44 @@ def test_a_slow_environment_delays_no_other_and_a_stuck_one_is_killed_alone():
             again = Client(served.url)
         assert again.step("hello").json()["observation"] == "did hello"
         assert sum(is_alive(worker) for worker in workers) == 1
+
+
+class SlowStarter:
+    """A worker that answers only after some time."""
+
+    def __init__(self, start_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.started, self.died, self.num_sessions = loop.create_future(), loop.create_future(), 0
+        loop.call_later(start_s, self.started.set_result, None)
+
+    async def call(self, method: str, *args: object) -> list[object]:
+        facts = {"kind": "odd", "description": "", "system_prompt": "", "split": None, "has_expert": False}
+        return ["ok", {**facts, "splits": {}} if method == "describe" else {"text": ""}]
+
+    def kill(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def test_the_first_sessions_are_spread_over_all_workers_also_where_one_starts_late():
+    async def play() -> list[int]:
+        times_s = iter([0.0, 0.2])
+        table = SessionTable(
+            {"odd": {}},
+            lambda environments: SlowStarter(next(times_s)),
+            num_workers=2,
+            max_sessions=4,
+            session_ttl_s=60,
+            timeout_s=2,
+        )
+        await table.start()
+        for _ in range(2):
+            await table.reset(table.open("odd"))
+        numbers = [worker.num_sessions for worker in table.workers]
+        await table.close()
+        return numbers
+
+    assert asyncio.run(play()) == [1, 1]
 
 
 def test_a_python_loop_does_not_keep_other_sessions_of_its_worker_waiting():
