@@ -22,9 +22,7 @@ def agent_config(model, agent, **options):
     [
         ("GRPO", AGENT),
         ("PPO", AGENT),
-        pytest.param(
-            "GRPO", {"context": {"summarize_observations": 2}, "reflect": {"every": 2}}, marks=pytest.mark.promise
-        ),
+        ("GRPO", {"context": {"summarize_observations": 2}, "reflect": {"every": 2}}),
         ("GRPO", {"attempts": 3, "format": "react"}),
     ],
     ids=["last_n_turns", "of_ppo", "summarize_observations", "attempts"],

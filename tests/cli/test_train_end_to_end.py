@@ -16,7 +16,8 @@ from rllm_gym.checkpoints import newest_checkpoint, read_results
 from rllm_gym.data import read_episodes
 from rllm_gym.lineage import RESUMED_FROM
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+# One process runs them all, since they share a folder.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("end_to_end")]
 
 QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "quickstart.yaml"
 SMALLER = {
@@ -25,7 +26,7 @@ SMALLER = {
     "num_envs_per_env_runner": 8,
     "max_new_tokens": 16,
     "scaling_inter": {"type": "stepwise", "horizons": [2, 3], "steps_per_stage": 2},
-    "evaluation_interval": 2,
+    "evaluation_interval": 1,
     "evaluation_duration": 4,
 }
 
@@ -54,14 +55,38 @@ def run(folder: Path, module: str, *arguments: object) -> str:
     return done.stdout
 
 
+def train_and_kill(folder: Path, path: Path, number: int, after: str) -> list[str]:
+    """Train until a line begins with `after`, send the driver a signal, and return all its lines."""
+    with subprocess.Popen(
+        command("rllib", "train", "file", path),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith(after):
+                # Ctrl-C in a terminal reaches the whole group.
+                (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    assert process.returncode == (0 if number == signal.SIGINT else -number), "".join(lines)
+    return lines
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the experiment was trained for two steps."""
+    """A folder in which the experiment's driver was killed after two train steps, and resumed for one more."""
     folder = tmp_path_factory.mktemp("end_to_end")
-    out = run(folder, "rllib", "train", "file", write_experiment(folder, 2))
-    lines = [line for line in out.splitlines() if line.startswith("step ")]
-    assert [line.split("  ")[0] for line in lines] == ["step 1/2", "step 2/2"]
-    assert all("horizon 2" in line and "tok/s" in line for line in lines)
+    path = write_experiment(folder, 500, engine="transformers", engine_options={})  # begins sooner than vLLM
+    shown = [line for line in train_and_kill(folder, path, signal.SIGKILL, "step 2/") if line.startswith("step ")]
+    assert [line.split("  ")[0] for line in shown[:2]] == ["step 1/500", "step 2/500"]
+    assert all("horizon 2" in line and "tok/s" in line for line in shown[:2])
+    last = read_results(trials(folder)[0])[-1]["training_iteration"] + 1
+    out = run(folder, "rllib", "train", "file", write_experiment(folder, last), "--resume")
+    assert f"\nstep {last}/{last}  " in out
     return folder
 
 
@@ -69,10 +94,14 @@ def trials(folder: Path) -> list[Path]:
     return sorted(path.parent for path in (folder / "runs" / "e2e").glob("*/params.json"))
 
 
+def steps(trial: Path) -> list[int]:
+    return [result["training_iteration"] for result in read_results(trial)]
+
+
 @pytest.mark.promise
 def test_a_run_leaves_its_files(folder: Path) -> None:
     run_folder = folder / "runs" / "e2e"
-    trial = trials(folder)[0]
+    trial = trials(folder)[-1]
     summary = json.loads((run_folder / "summary.json").read_text())
     assert summary["episodes"] == 4
     assert summary["horizon"] == 3
@@ -84,66 +113,36 @@ def test_a_run_leaves_its_files(folder: Path) -> None:
     assert not (trial / "error.txt").exists()
 
 
-def test_a_finished_run_goes_on_and_keeps_what_was_there(folder: Path) -> None:
-    before = {path for path in (folder / "runs" / "e2e").rglob("*") if path.is_file()}
-    path = write_experiment(folder, 2)
-    assert "`stop` is already met at train step 2" in run(folder, "rllib", "train", "file", path, "--resume")
-    run(folder, "rllib", "train", "file", write_experiment(folder, 3), "--resume")
-    assert all(path.exists() for path in before)
-    newest = trials(folder)[-1]
-    assert (newest / RESUMED_FROM).is_file()
-    assert [result["training_iteration"] for result in read_results(newest)] == [1, 2, 3]
-
-
-def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> None:
-    path = write_experiment(folder, 500)
-    with subprocess.Popen(
-        command("rllib", "train", "file", path),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        out = []
-        for line in process.stdout:
-            out.append(line)
-            if line.startswith("step 1/"):
-                os.killpg(process.pid, signal.SIGINT)
-        assert process.wait() == 0, "".join(out)
-    assert "ended as asked; --resume goes on from the checkpoint\n" in out
-    checkpoint = newest_checkpoint(trials(folder)[-1])
-    assert checkpoint is not None
-    assert checkpoint.training_iteration == read_results(trials(folder)[-1])[-1]["training_iteration"] < 10
-
-
 @pytest.mark.promise
 def test_a_killed_driver_leaves_every_result_that_it_has_shown(folder: Path) -> None:
-    path = write_experiment(folder, 500, engine="transformers", engine_options={})  # begins sooner than vLLM
-    with subprocess.Popen(
-        command("rllib", "train", "file", path),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("step 2/"):
-                process.kill()
-    killed = trials(folder)[-1]
-    steps = [result["training_iteration"] for result in read_results(killed)]
-    assert len(steps) >= 2
+    killed, resumed = trials(folder)
+    assert len(steps(killed)) >= 2
     assert (killed / "progress.csv").read_text().count("\n") == 1 + len(
         (killed / "result.json").read_text().splitlines()
     )
     assert list(killed.glob("events.out.tfevents.*"))
-    checkpoint = newest_checkpoint(killed)
+    assert newest_checkpoint(killed) is not None
+    assert steps(resumed) == [*range(1, len(steps(killed)) + 2)]
+
+
+def test_a_finished_run_goes_on_and_keeps_what_was_there(folder: Path) -> None:
+    before = {path for path in (folder / "runs" / "e2e").rglob("*") if path.is_file()}
+    last = steps(trials(folder)[-1])[-1]
+    path = write_experiment(folder, last)
+    assert f"`stop` is already met at train step {last}" in run(folder, "rllib", "train", "file", path, "--resume")
+    run(folder, "rllib", "train", "file", write_experiment(folder, last + 1), "--resume")
+    assert all(path.exists() for path in before)
+    newest = trials(folder)[-1]
+    assert (newest / RESUMED_FROM).is_file()
+    assert steps(newest) == [*range(1, last + 2)]
+
+
+def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> None:
+    out = train_and_kill(folder, write_experiment(folder, 500), signal.SIGINT, "step 1/")
+    assert "ended as asked; --resume goes on from the checkpoint\n" in out
+    checkpoint = newest_checkpoint(trials(folder)[-1])
     assert checkpoint is not None
-    run(folder, "rllib", "train", "file", write_experiment(folder, steps[-1] + 1), "--resume")
-    assert [r["training_iteration"] for r in read_results(trials(folder)[-1])] == [*range(1, steps[-1] + 2)]
+    assert checkpoint.training_iteration == steps(trials(folder)[-1])[-1] < 10
 
 
 def test_a_run_is_evaluated_and_exported(folder: Path) -> None:

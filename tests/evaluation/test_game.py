@@ -38,7 +38,6 @@ def test_what_cannot_be_measured_is_said_in_one_line():
         evaluate_game("/no/such/run", "kuhn_poker")
 
 
-@pytest.mark.promise
 def test_an_evaluation_writes_the_measure_and_says_it_in_a_line(ray_cluster, tmp_path):
     options = {"engine": "transformers", "max_new_tokens": 8, "max_model_len": 1024}
     report = evaluate("tiny", envs=[("KuhnPoker-v0", {})], num_tasks=2, horizon=8, config=options, out=tmp_path / "out")

@@ -15,7 +15,6 @@ def open_spiel():
 
 
 @pytest.mark.slow
-@pytest.mark.promise
 def test_two_that_know_no_move_win_from_the_second_seat_alone(ray_cluster, tiny_model, other_model, tmp_path):
     """Who begins says no move and loses; so each wins one game of every task."""
     options = {"engine": "transformers", "max_new_tokens": 4, "max_model_len": 500}

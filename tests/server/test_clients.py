@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import gymnasium
 import pytest
@@ -40,6 +41,13 @@ def client(request):
     return on
 
 
+@pytest.fixture(scope="module")
+def odd() -> Iterator[str]:
+    """The address of a server that may lose its worker, but no more."""
+    with serving(*ODD, "--timeout", "1") as served:
+        yield served.url
+
+
 @contextlib.contextmanager
 def foreign(which: str):
     skip_without("openenv")
@@ -55,18 +63,17 @@ def foreign(which: str):
 
 
 @pytest.mark.parametrize("action", ["die", "raise", "sleep 60"])
-def test_a_failure_there_is_an_error_here_and_a_reset_plays_on(client, action):
-    with serving(*ODD, "--timeout", "1") as served:
-        env = client(served.url, item_ids=["odd_1"])
-        assert env.reset(seed=0)[0] == "item 1"
-        with pytest.raises(EnvError):
-            env.step(action)
-        for _ in range(2):  # and not a step on another environment
-            with pytest.raises(EnvError, match="Reset it"):
-                env.step("hello")
-        assert env.reset(seed=0)[0] == "item 1"
-        assert env.step("end")[:3] == ("did end", 0.0, True)
-        env.close()
+def test_a_failure_there_is_an_error_here_and_a_reset_plays_on(client, odd, action):
+    env = client(odd, item_ids=["odd_1"])
+    assert env.reset(seed=0)[0] == "item 1"
+    with pytest.raises(EnvError):
+        env.step(action)
+    for _ in range(2):  # and not a step on another environment
+        with pytest.raises(EnvError, match="Reset it"):
+            env.step("hello")
+    assert env.reset(seed=0)[0] == "item 1"
+    assert env.step("end")[:3] == ("did end", 0.0, True)
+    env.close()
 
 
 def test_a_dead_server_is_an_error_and_never_a_reward(client, monkeypatch):
@@ -184,26 +191,25 @@ def test_a_full_server_is_waited_for(client, monkeypatch):
         second.close()
 
 
-def test_a_forked_process_plays_a_session_of_its_own(client):
-    with serving(*ODD) as served:
-        env = client(served.url, item_ids=["odd_2"])
-        env.reset(seed=0)
-        env.step("one")
-        reading, writing = os.pipe()
-        if os.fork() == 0:
-            with contextlib.suppress(BaseException):
-                os.write(writing, env.step("two")[0].encode())
-            os._exit(0)
-        os.wait()
-        assert os.read(reading, 100) == b"did two"
-        assert env.step("three")[0] == "did three"
-        env.close()
+def test_a_forked_process_plays_a_session_of_its_own(client, odd):
+    env = client(odd, item_ids=["odd_2"])
+    env.reset(seed=0)
+    env.step("one")
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException):
+            os.write(writing, env.step("two")[0].encode())
+        os._exit(0)
+    os.wait()
+    assert os.read(reading, 100) == b"did two"
+    assert env.step("three")[0] == "did three"
+    env.close()
 
 
 def test_another_version_is_said_once(client, monkeypatch):
     from rllm_gym.envs.remote import http
 
-    with serving(*ODD) as served:
+    with serving(*ODD) as served:  # of one that has been asked its version is known
         monkeypatch.setattr(remote_env, "package_version", lambda: "9.9")
         remote_env.warn_of_version.cache_clear()
         http.warn_of_version.cache_clear()
