@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -32,27 +33,13 @@ from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, mak
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
+from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.rollout.scripted_opponents import SCRIPTED, MovePlayer
 from rllm_gym.rollout.weights import received
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
 
 OpponentWeights = Mapping[str, tuple[int, ray.ObjectRef]]  # by module: policy version and weights
-
-
-@dataclass
-class SampleResult:
-    """What one runner sends to the driver: the episodes that were played, those that failed, and its metrics.
-
-    `error` is the traceback of what went wrong in the runner itself: RLlib would lose an exception (it ends the actor,
-    and the driver gets nothing).
-    """
-
-    worker_index: int
-    episodes: list[Episode] = field(default_factory=list)
-    failed: list[Episode] = field(default_factory=list)
-    metrics: Any = None
-    error: str | None = None
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -71,22 +58,41 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._base_weights: dict[str, Mapping[str, torch.Tensor]] = {}  # by module, where LoRA is added to them
         self.loop: RolloutLoop | None = None
         self.error: str | None = None
-        try:
-            self._build()
-        except Exception as error:  # RLlib would log it and go on without this runner; the driver asks for `error`
-            self.error = _describe(error)
+        with self._errors_kept():
+            self._open_tokenizer()
 
-    def _build(self) -> None:
+    @contextlib.contextmanager
+    def _errors_kept(self) -> Iterator[None]:
+        """Keep an exception in `error`, for which the driver asks: RLlib would log it and go on without this runner."""
+        try:
+            yield
+        except Exception as error:
+            self.error = self.error or _describe(error)
+
+    def _open_tokenizer(self) -> None:
         from transformers import AutoConfig  # takes seconds
 
         config = self.config
-        torch.set_num_threads(config.num_env_runner_threads)
         model = str(resolve_base_model(config.base_model))
         vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
         self.environments = config.environments
         # Read once: the configuration makes them anew each time.
         self._opponent_specs, self._adapter_hosts = config.opponent_specs, config.adapter_hosts
+
+    def build(self) -> str | None:
+        """Make the engines and the loop, if this was not done before; returns what has gone wrong, if anything has.
+
+        Not done by the constructor: it takes seconds, in which the driver can build the learners.
+        """
+        if self.loop is None and self.error is None:
+            with self._errors_kept():
+                self._build()
+        return self.error
+
+    def _build(self) -> None:
+        config = self.config
+        torch.set_num_threads(config.num_env_runner_threads)
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_env(environment, self.chat, self._opponent_specs).close()
         for module_id in self._module_ids():
@@ -246,7 +252,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             params: how to sample; None is as in training.
             opponents: policy versions and weights of the opponents that have theirs from a run.
         """
-        result = SampleResult(worker_index=self.worker_index, error=self.error)
+        result = SampleResult(worker_index=self.worker_index, error=self.build())
         if result.error is None:
             try:
                 self._load_opponents(opponents)
@@ -261,6 +267,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _play(
         self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> list[EpisodeGroup]:
+        self.build()
         for engine in self.engines.values():
             engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one
         self.num_groups_sampled += len(groups)
@@ -324,6 +331,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         weights = state[COMPONENT_RL_MODULE]
         if isinstance(weights, ray.ObjectRef):
             weights = ray.get(weights)
+        self.build()
         try:
             weights = {module_id: received(weights[module_id]) for module_id in self._module_ids()}
             for module_id, state_of in weights.items():

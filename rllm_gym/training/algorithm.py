@@ -22,16 +22,17 @@ from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import Recorder
 from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import SampleData, deal
-from rllm_gym.learner.libraries import import_in_background
-from rllm_gym.rollout.env_runner import OpponentWeights, SampleResult
+from rllm_gym.rollout.env_runner import OpponentWeights
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
+from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.frozen import frozen_weights
 from rllm_gym.training.learner_deaths import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
+from rllm_gym.training.side_by_side import SideBySide
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
@@ -39,7 +40,7 @@ from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 logger = logging.getLogger(__name__)
 
 
-class LLMAlgorithm(Algorithm):
+class LLMAlgorithm(SideBySide, Algorithm):
     """Base of the methods; a method gives `training_step` and a learner with its loss."""
 
     config: LLMConfig
@@ -65,9 +66,7 @@ class LLMAlgorithm(Algorithm):
         self.opponent_weights: OpponentWeights = {}  # ... and says who plays next
         self.environments = config.environments
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
-        tell("building: the samplers with their engines, then the learners")
-        if config.num_learners == 0:
-            import_in_background()
+        tell("building: the samplers with their engines, and the learners")
         super().setup(config)
         if self.env_runner_group is None:
             self.env_runner_group = NoEnvRunners()
@@ -200,7 +199,7 @@ class LLMAlgorithm(Algorithm):
         return state.get(WEIGHTS_SEQ_NO, 0), {n: w.copy() for n, w in state[COMPONENT_RL_MODULE][policy_id].items()}
 
     def _check_env_runners(self, what: str) -> None:
-        for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.error, local_env_runner=False):
+        for error in self.env_runner_group.foreach_env_runner("build", local_env_runner=False):
             if error is not None:
                 raise RllmGymError(f"an EnvRunner {what}: {error}")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
-from rllm_gym.rollout.env_runner import SampleResult
+from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.types import TaskGroup
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table
 from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.evaluation.policy import Policy, sampled_policy
 from rllm_gym.rollout import env_runner
-from rllm_gym.rollout.env_runner import SampleResult
 from rllm_gym.rollout.environments import EnvironmentSpec
+from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.types import SamplingParams
 from tests.wiring.harness import Recorder, Runners
 
