@@ -22,7 +22,7 @@ from rllm_gym.errors import ConfigError, NonFiniteError
 from rllm_gym.learner.batch import Batch, MicroBatch, collate, split_into_micro_batches
 from rllm_gym.learner.deepspeed_config import deepspeed_config
 from rllm_gym.learner.engine_files import load_engines, save_engines
-from rllm_gym.learner.libraries import import_deepspeed
+from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
 from rllm_gym.learner.module_checks import count_parameters, packing_fault
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
 from rllm_gym.memory import give_back_freed_memory
@@ -52,6 +52,7 @@ class DeepSpeedLearner(TorchLearner):
 
     @override(TorchLearner)
     def build(self) -> None:
+        wait_for_imports()
         if self.config.num_learners == 0 and not dist.is_initialized():
             # RLlib starts no process group for a local learner, and DeepSpeed wants one.
             os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")

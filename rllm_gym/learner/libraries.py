@@ -10,6 +10,9 @@ from typing import Any
 from rllm_gym.importing import leave_out_sklearn
 
 
+_importing: list[threading.Thread] = []
+
+
 def import_deepspeed() -> Any:
     """Return DeepSpeed, set up for what is there."""
     import torch
@@ -24,11 +27,19 @@ def import_deepspeed() -> Any:
 
 
 def import_in_background() -> None:
-    """Begin to import transformers in a thread, for a learner that this process will build when the samplers are there.
+    """Begin to import transformers in a thread, for a learner that this process builds later.
 
     DeepSpeed is not for a thread: it turns this process's stderr elsewhere while it tries a compiler.
     """
-    threading.Thread(target=_import_models, name="imports", daemon=True).start()
+    thread = threading.Thread(target=_import_models, name="imports", daemon=True)
+    thread.start()
+    _importing.append(thread)
+
+
+def wait_for_imports() -> None:
+    """Wait for what is being imported: transformers imports its parts as they are asked for, and not in two threads."""
+    while _importing:
+        _importing.pop().join()
 
 
 def _import_models() -> None:
