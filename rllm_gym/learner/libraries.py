@@ -9,7 +9,6 @@ from typing import Any
 
 from rllm_gym.importing import leave_out_sklearn
 
-
 _importing: list[threading.Thread] = []
 
 
