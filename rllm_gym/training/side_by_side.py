@@ -26,10 +26,13 @@ class SideBySide(Algorithm):
 
     @spaces.setter
     def spaces(self, spaces: Any) -> None:
-        """Tell the EnvRunners to build, without waiting for them: RLlib sets this just before it builds the learners.
+        """Tell the EnvRunners to build: RLlib sets this just before it builds the learners.
 
-        Not where samplers share a GPU with others: an engine measures how much memory is free, and takes it.
+        They are waited for where they share a GPU: an engine measures how much memory is free, and takes it.
         """
         self._spaces = spaces
-        if spaces is not None and float(self.config.num_gpus_per_env_runner).is_integer():
-            self.env_runner_group.foreach_env_runner("build", local_env_runner=False, timeout_seconds=0.0)
+        if spaces is not None:
+            shares_gpu = not float(self.config.num_gpus_per_env_runner).is_integer()
+            self.env_runner_group.foreach_env_runner(
+                "build", local_env_runner=False, timeout_seconds=None if shares_gpu else 0.0
+            )
