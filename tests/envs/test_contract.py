@@ -43,19 +43,31 @@ QUICK_ITEMS["rllm_gym/WebArena-v0"] = [0, 6, 24, 30, 91, 244, 307, 331, 336, 357
 REMOTE = {"rllm_gym/AgentGym-v0": "/agentgym", "rllm_gym/OpenEnv-v0": ""}
 NUM_RESETS |= dict.fromkeys(REMOTE, 1_000)
 URL: list[str] = []
-# One worker plays all of an environment: what it has started, such as Java or a browser, serves every test.
+# One worker plays all of an environment: its Java or browser serves every test, see `what_it_needs`.
 pytestmark = pytest.mark.parametrize(
     "env_id", [pytest.param(env_id, marks=pytest.mark.xdist_group(env_id)) for env_id in IDS]
 )
 
 
+@pytest.fixture(scope="module")
+def stay_open():
+    """Environments whose process would end with each test, and takes seconds to start."""
+    envs = {}
+    yield envs
+    for env in envs.values():
+        env.close()
+
+
 @pytest.fixture(autouse=True)
-def what_it_needs(env_id, request):
+def what_it_needs(env_id, request, stay_open):
     skip_without(OF_ENVIRONMENTS.get(env_id))
     if env_id == "rllm_gym/ALFWorld-v0":
         request.getfixturevalue("alfworld_data")
     if env_id in REMOTE:
         request.getfixturevalue("textcraft_server")
+    if env_id in BOUND and env_id not in stay_open and request.node.get_closest_marker("slow") is None:
+        stay_open[env_id] = make(env_id)
+        stay_open[env_id].reset(seed=0)
 
 
 @pytest.fixture(scope="module")
