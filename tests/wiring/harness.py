@@ -235,6 +235,7 @@ def run(base_model: Any, *, method: str = "GRPO", steps: int = 1, **options: Any
     if "scaling_inter" not in options:
         settings["max_episode_steps"] = 3
     config.update_from_dict(settings | options)
+    config.log_sys_usage = False  # the end of a run waits for that thread's sleep
     torch.manual_seed(0)
     compute = DeepSpeedLearner._loss
     found: Run
