@@ -41,13 +41,13 @@ CRAFT: dict[str, Any] = {"env_config": {"depth": 1, "system_prompt": ""}, "max_n
 # name: (environment, settings, horizon, lets a run end after so many train steps, or so many sampled tokens)
 RUNS: dict[str, tuple[str, dict[str, Any], int, float, float]] = {
     "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 1e-4}, 20, 24, float("inf")),
-    "one_policy": ("rllm_gym/TextCraft-v0", CRAFT, 6, float("inf"), 200_000),
+    "one_policy": ("rllm_gym/TextCraft-v0", CRAFT, 6, float("inf"), 100_000),
     "planner_actor": (
         "rllm_gym/TextCraft-v0",
         CRAFT | {"env_config": CRAFT["env_config"] | {"roles": ["planner", "actor"]}},
         12,  # every second completion is an action
         float("inf"),
-        200_000,
+        100_000,
     ),
 }
 
