@@ -5,7 +5,7 @@
     .venv/bin/python benchmarks/teams.py --report            # the table of the rows that are there
 
 `duo`: TextCraftDuo, two crafters who must talk and hand items over. One policy plays both: SFT on the expert pair's
-play of half of the training tasks, then GRPO. `one_policy` and `planner_actor`: TextCraft as in the quickstart, and
+play of the training tasks, then GRPO. `one_policy` and `planner_actor`: TextCraft as in the quickstart, and
 with `roles: [planner, actor]`, where the same policy writes a plan before every action; both train until they have
 sampled the same number of tokens. Before and after, a run is evaluated on the same panel of held-out tasks, with the
 same seeds. Every run appends a row to `teams.jsonl` as it ends.
@@ -36,11 +36,11 @@ COMMON = {
 }
 RL = {"groups_per_step": 8, "group_size": 8, "clip_high": 0.28}
 DUO: dict[str, Any] = {"env_config": {"system_prompt": ""}, "max_new_tokens": 64}
-SFT = {"data": "expert", "num_expert_episodes": 185, "samples_per_step": 32, "lr": 3e-4, "num_evaluation_samples": 8}
+SFT = {"data": "expert", "num_expert_episodes": 369, "samples_per_step": 32, "lr": 3e-4, "num_evaluation_samples": 8}
 CRAFT: dict[str, Any] = {"env_config": {"depth": 1, "system_prompt": ""}, "max_new_tokens": 48, "lr": 1e-4}
 # name: (environment, settings, horizon, lets a run end after so many train steps, or so many sampled tokens)
 RUNS: dict[str, tuple[str, dict[str, Any], int, float, float]] = {
-    "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 1e-4}, 20, 24, float("inf")),
+    "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 1e-4}, 10, 20, float("inf")),
     "one_policy": ("rllm_gym/TextCraft-v0", CRAFT, 6, float("inf"), 100_000),
     "planner_actor": (
         "rllm_gym/TextCraft-v0",
@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))
-    parser.add_argument("--sft-steps", type=int, default=60, help="of duo's warm start")
+    parser.add_argument("--sft-steps", type=int, default=150, help="of duo's warm start")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()

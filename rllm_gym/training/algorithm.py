@@ -199,7 +199,7 @@ class LLMAlgorithm(SideBySide, Algorithm):
         return state.get(WEIGHTS_SEQ_NO, 0), {n: w.copy() for n, w in state[COMPONENT_RL_MODULE][policy_id].items()}
 
     def _check_env_runners(self, what: str) -> None:
-        for error in self.env_runner_group.foreach_env_runner("build", local_env_runner=False):
+        for error in self.env_runner_group.foreach_env_runner(lambda runner: runner.build(), local_env_runner=False):
             if error is not None:
                 raise RllmGymError(f"an EnvRunner {what}: {error}")
 
