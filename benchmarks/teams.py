@@ -5,21 +5,23 @@
     .venv/bin/python benchmarks/teams.py --report            # the table of the rows that are there
 
 `duo`: TextCraftDuo, two crafters who must talk and hand items over. One policy plays both: SFT on the expert pair's
-play of the training tasks, then GRPO. `one_policy` and `planner_actor`: TextCraft as in the quickstart, and
-with `roles: [planner, actor]`, where the same policy writes a plan before every action; both train until they have
-sampled the same number of tokens. Before and after, a run is evaluated on the same panel of held-out tasks, with the
-same seeds. Every run appends a row to `teams.jsonl` as it ends.
+play of the training tasks, once, and from there GRPO with each seed. `one_policy` and `planner_actor`: TextCraft as in
+the quickstart, and with `roles: [planner, actor]`, where the same policy writes a plan before every action; both train
+until they have sampled the same number of tokens. Before and after, a run is evaluated on the same panel of held-out
+tasks, with the same seeds. Every run appends a row to `teams.jsonl` as it ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,34 +54,30 @@ RUNS: dict[str, tuple[str, dict[str, Any], int, float, float]] = {
 }
 
 
-def run_one(name: str, seed: int, sft_steps: int) -> dict[str, Any]:
-    """Train once and return the row."""
+@contextlib.contextmanager
+def ray_here() -> Iterator[None]:
     from rllm_gym.cli.ray_session import prepare_driver
 
     prepare_driver(None)
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
-    with tempfile.TemporaryDirectory() as folder:
-        model = warm_start(Path(folder), seed, sft_steps) if name == "duo" else "tiny"
-        row = reinforce(name, seed, model)
+    yield
     ray.shutdown()
-    return row
 
 
-def warm_start(folder: Path, seed: int, steps: int) -> str:
-    """Return a model that has read some of the expert pair's talk."""
+def warm_start(folder: Path, steps: int) -> None:
+    """Write a model that has read the expert pair's talk to `folder/warm`."""
     from rllm_gym.algorithms.sft import SFTConfig
     from rllm_gym.evaluation.export import export_policy
 
     config = SFTConfig().environment(RUNS["duo"][0])
-    config.update_from_dict({**COMMON, **DUO, **SFT, "seed": seed, "base_model": "tiny", "max_episode_steps": 24})
+    config.update_from_dict({**COMMON, **DUO, **SFT, "seed": 0, "base_model": "tiny", "max_episode_steps": 24})
     algo = config.build_algo()
     for _ in range(steps):
         algo.train()
     export_policy(Path(algo.save_to_path(str(folder / "checkpoint"))), folder / "warm")
     algo.stop()
-    return str(folder / "warm")
 
 
 def reinforce(name: str, seed: int, model: str) -> dict[str, Any]:
@@ -111,13 +109,17 @@ def reinforce(name: str, seed: int, model: str) -> dict[str, Any]:
     return row
 
 
-def run_apart(name: str, seed: int, sft_steps: int) -> dict[str, Any]:
-    """Train once in a process of its own, and append the row."""
-    command = [sys.executable, __file__, "--run", name, str(seed), "--sft-steps", str(sft_steps)]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+def apart(*arguments: str) -> str:
+    """Run this script in a process of its own, and return what it printed."""
+    finished = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if finished.returncode:
-        raise SystemExit(f"{name}, seed {seed}: failed. Its error is above; the rows so far are in {ROWS}.")
-    row = json.loads(finished.stdout.splitlines()[-1])
+        raise SystemExit(f"{' '.join(arguments)}: failed. Its error is above; the rows so far are in {ROWS}.")
+    return finished.stdout
+
+
+def run_apart(name: str, seed: int, model: str) -> dict[str, Any]:
+    """Train once in a process of its own, and append the row."""
+    row = json.loads(apart("--run", name, str(seed), model).splitlines()[-1])
     with ROWS.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     return row
@@ -145,15 +147,26 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--sft-steps", type=int, default=150, help="of duo's warm start")
     parser.add_argument("--report", action="store_true")
-    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--warm-start", type=Path, metavar="FOLDER", help="only write duo's warm start there")
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.run:
-        print(json.dumps(run_one(asked.run[0], int(asked.run[1]), asked.sft_steps)))
+        with ray_here():
+            print(json.dumps(reinforce(asked.run[0], int(asked.run[1]), asked.run[2])))
+        return
+    if asked.warm_start:
+        with ray_here():
+            warm_start(asked.warm_start, asked.sft_steps)
         return
     rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()] if ROWS.exists() else []
     done = {(row["run"], row["seed"]) for row in rows}
-    for seed in () if asked.report else asked.seeds:
-        rows += [run_apart(name, seed, asked.sft_steps) for name in asked.only if (name, seed) not in done]
+    missing = [
+        (name, seed) for seed in asked.seeds for name in asked.only if not asked.report and (name, seed) not in done
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        if any(name == "duo" for name, _ in missing):
+            apart("--warm-start", folder, "--sft-steps", str(asked.sft_steps))
+        rows += [run_apart(name, seed, f"{folder}/warm" if name == "duo" else "tiny") for name, seed in missing]
     report(rows)
 
 
