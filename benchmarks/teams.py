@@ -5,7 +5,8 @@
     .venv/bin/python benchmarks/teams.py --report            # the table of the rows that are there
 
 `duo`: TextCraftDuo, two crafters who must talk and hand items over. One policy plays both: SFT on the expert pair's
-play of the training tasks, once, and from there GRPO with each seed. `one_policy` and `planner_actor`: TextCraft as in
+play of all training tasks, once, and from there GRPO with each seed on those that one command crafts (94, and 31 held
+out), which the two must still talk about and hand items over for. `one_policy` and `planner_actor`: TextCraft as in
 the quickstart, and with `roles: [planner, actor]`, where the same policy writes a plan before every action; both train
 until they have sampled the same number of tokens. Before and after, a run is evaluated on the same panel of held-out
 tasks, with the same seeds. Every run appends a row to `teams.jsonl` as it ends.
@@ -28,7 +29,7 @@ from typing import Any
 from report import interval
 
 ROWS = Path(__file__).parent / "teams.jsonl"
-PANEL = {"train": 128, "eval": 154}  # episodes; every held-out task of TextCraftDuo twice
+PANEL = {"train": 128, "eval": 155}  # episodes; every held-out task of TextCraftDuo five times
 COMMON = {
     "engine_options": {"kv_cache_memory_bytes": 256 * 2**20},
     "max_model_len": 1024,
@@ -42,7 +43,7 @@ SFT = {"data": "expert", "num_expert_episodes": 369, "samples_per_step": 32, "lr
 CRAFT: dict[str, Any] = {"env_config": {"depth": 1, "system_prompt": ""}, "max_new_tokens": 48, "lr": 1e-4}
 # name: (environment, settings, horizon, lets a run end after so many train steps, or so many sampled tokens)
 RUNS: dict[str, tuple[str, dict[str, Any], int, float, float]] = {
-    "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 1e-4}, 10, 20, float("inf")),
+    "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 1e-4}, 8, 30, float("inf")),
     "one_policy": ("rllm_gym/TextCraft-v0", CRAFT, 6, float("inf"), 100_000),
     "planner_actor": (
         "rllm_gym/TextCraft-v0",
@@ -80,10 +81,24 @@ def warm_start(folder: Path, steps: int) -> None:
     algo.stop()
 
 
+def of_one_command() -> dict[str, list[str]]:
+    """Return the items of TextCraftDuo's splits that one command crafts."""
+    import rllm_gym
+
+    found: dict[str, list[str]] = {}
+    for split in PANEL:
+        env = rllm_gym.make_multi_agent(RUNS["duo"][0], split=split)
+        categories = {item: env.reset(options={"item_id": item})[1]["player_0"]["category"] for item in env.item_ids}
+        found[split] = [item for item, category in categories.items() if category == "crafts_1"]
+    return found
+
+
 def reinforce(name: str, seed: int, model: str) -> dict[str, Any]:
     from rllm_gym.algorithms.grpo import GRPOConfig
 
     env, settings, horizon, max_steps, max_tokens = RUNS[name]
+    if name == "duo":
+        settings = settings | {"env_config": settings["env_config"] | {"splits": of_one_command()}}
     config = GRPOConfig().environment(env)
     config.update_from_dict(
         {**COMMON, **RL, **settings, "seed": seed, "base_model": model, "max_episode_steps": horizon}
