@@ -43,7 +43,7 @@ SFT = {"data": "expert", "num_expert_episodes": 369, "samples_per_step": 32, "lr
 CRAFT: dict[str, Any] = {"env_config": {"depth": 1, "system_prompt": ""}, "max_new_tokens": 48, "lr": 1e-4}
 # name: (environment, settings, horizon, lets a run end after so many train steps, or so many sampled tokens)
 RUNS: dict[str, tuple[str, dict[str, Any], int, float, float]] = {
-    "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 1e-4}, 8, 30, float("inf")),
+    "duo": ("rllm_gym/TextCraftDuo-v0", DUO | {"lr": 3e-5, "kl_coeff": 0.05}, 8, 30, float("inf")),
     "one_policy": ("rllm_gym/TextCraft-v0", CRAFT, 6, float("inf"), 100_000),
     "planner_actor": (
         "rllm_gym/TextCraft-v0",
