@@ -42,7 +42,12 @@ def times_s(checkout: Path) -> dict[str, float]:
         command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(short_quickstart(Path(folder)))]
         begun = time.perf_counter()
         with subprocess.Popen(
-            command, cwd=folder, env={**os.environ, "PYTHONPATH": str(checkout)}, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
