@@ -15,7 +15,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from report import interval
+from runs import ray_here, read_rows, run_apart, warm_up
 
 FOLDER = Path(__file__).parent
 ROWS, PLOT = FOLDER / "kuhn.jsonl", FOLDER.parent / "docs" / "images" / "kuhn.png"
@@ -95,32 +95,19 @@ def legal_play(file: Path, num_games: int, seed: int) -> None:
 
 def run_seed(seed: int, methods: list[str], sft_steps: int, steps: int, every: int) -> list[dict[str, Any]]:
     """Warm-start once, let each method go on from there, and return a row for each."""
-    from rllm_gym.cli.ray_session import prepare_driver
-
-    prepare_driver(None)
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=300 * 2**20)
-    with tempfile.TemporaryDirectory() as folder:
+    with ray_here(), tempfile.TemporaryDirectory() as folder:
         warm_start(folder, seed, sft_steps)
-        rows = [self_play(name, seed, f"{folder}/warm", steps, every) for name in methods]
-    ray.shutdown()
-    return rows
+        return [self_play(name, seed, f"{folder}/warm", steps, every) for name in methods]
 
 
 def warm_start(folder: str, seed: int, steps: int) -> None:
     """Write a model that plays legal moves to `folder/warm`."""
     from rllm_gym.algorithms.sft import SFTConfig
-    from rllm_gym.evaluation.export import export_policy
 
     small_model(f"{folder}/small", seed)
     legal_play(Path(folder) / "legal.json", NUM_LEGAL_GAMES, seed)
     config = SFTConfig().update_from_dict({**COMMON, **SFT, "seed": seed, "data": f"{folder}/legal.json"})
-    algo = config.rl_module(base_model=f"{folder}/small").build_algo()
-    for _ in range(steps):
-        algo.train()
-    export_policy(Path(algo.save_to_path(f"{folder}/checkpoint")), Path(folder) / "warm")
-    algo.stop()
+    warm_up(config.rl_module(base_model=f"{folder}/small"), steps, Path(folder))
 
 
 def self_play(name: str, seed: int, model: str, steps: int, every: int) -> dict[str, Any]:
@@ -147,18 +134,6 @@ def self_play(name: str, seed: int, model: str, steps: int, every: int) -> dict[
 
 def distance(evaluation: dict[str, Any]) -> list[float]:
     return [round(float(evaluation[key]), 4) for key in ("nash_conv", "illegal_probability")]
-
-
-def run_apart(seed: int, methods: list[str], *lengths: int) -> list[dict[str, Any]]:
-    """Train a seed in a process of its own, and append the rows."""
-    command = [sys.executable, __file__, "--run", ",".join(methods), str(seed), *map(str, lengths)]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if finished.returncode:
-        raise SystemExit(f"seed {seed}: failed. Its error is above; the rows so far are in {ROWS}.")
-    rows = json.loads(finished.stdout.splitlines()[-1])
-    with ROWS.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    return rows
 
 
 def report(rows: list[dict[str, Any]]) -> None:
@@ -221,11 +196,12 @@ def main() -> None:
         methods, seed, *lengths = asked.run
         print(json.dumps(run_seed(int(seed), methods.split(","), *map(int, lengths))))
         return
-    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()] if ROWS.exists() else []
+    rows = read_rows(ROWS)
     for seed in () if asked.report else asked.seeds:
         there = {row["method"] for row in rows if row["seed"] == seed}
         if missing := [name for name in asked.only if name not in there]:
-            rows += run_apart(seed, missing, asked.sft_steps, asked.steps, asked.every)
+            lengths = asked.sft_steps, asked.steps, asked.every
+            rows += run_apart(ROWS, "--run", ",".join(missing), str(seed), *map(str, lengths))
     report(rows)
 
 

@@ -15,18 +15,16 @@ tasks, with the same seeds. Every run appends a row to `teams.jsonl` as it ends.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from report import interval
+from runs import apart, ray_here, read_rows, run_apart, warm_up
 
 ROWS = Path(__file__).parent / "teams.jsonl"
 PANEL = {"train": 128, "eval": 155}  # episodes; every held-out task of TextCraftDuo five times
@@ -55,30 +53,13 @@ RUNS: dict[str, tuple[str, dict[str, Any], int, float, float]] = {
 }
 
 
-@contextlib.contextmanager
-def ray_here() -> Iterator[None]:
-    from rllm_gym.cli.ray_session import prepare_driver
-
-    prepare_driver(None)
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
-    yield
-    ray.shutdown()
-
-
 def warm_start(folder: Path, steps: int) -> None:
     """Write a model that has read the expert pair's talk to `folder/warm`."""
     from rllm_gym.algorithms.sft import SFTConfig
-    from rllm_gym.evaluation.export import export_policy
 
     config = SFTConfig().environment(RUNS["duo"][0])
     config.update_from_dict({**COMMON, **DUO, **SFT, "seed": 0, "base_model": "tiny", "max_episode_steps": 24})
-    algo = config.build_algo()
-    for _ in range(steps):
-        algo.train()
-    export_policy(Path(algo.save_to_path(str(folder / "checkpoint"))), folder / "warm")
-    algo.stop()
+    warm_up(config, steps, folder)
 
 
 def of_one_command() -> dict[str, list[str]]:
@@ -124,22 +105,6 @@ def reinforce(name: str, seed: int, model: str) -> dict[str, Any]:
     return row
 
 
-def apart(*arguments: str) -> str:
-    """Run this script in a process of its own, and return what it printed."""
-    finished = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True, check=False)
-    if finished.returncode:
-        raise SystemExit(f"{' '.join(arguments)}: failed. Its error is above; the rows so far are in {ROWS}.")
-    return finished.stdout
-
-
-def run_apart(name: str, seed: int, model: str) -> dict[str, Any]:
-    """Train once in a process of its own, and append the row."""
-    row = json.loads(apart("--run", name, str(seed), model).splitlines()[-1])
-    with ROWS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-    return row
-
-
 def report(rows: list[dict[str, Any]]) -> None:
     """Print a line per run: success before and after, and the gain on held-out tasks with its interval."""
     print("\n| run | seeds | training tasks before | after | held-out before | after | gain | sampled tokens | steps |")
@@ -167,13 +132,13 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.run:
         with ray_here():
-            print(json.dumps(reinforce(asked.run[0], int(asked.run[1]), asked.run[2])))
+            print(json.dumps([reinforce(asked.run[0], int(asked.run[1]), asked.run[2])]))
         return
     if asked.warm_start:
         with ray_here():
             warm_start(asked.warm_start, asked.sft_steps)
         return
-    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()] if ROWS.exists() else []
+    rows = read_rows(ROWS)
     done = {(row["run"], row["seed"]) for row in rows}
     missing = [
         (name, seed) for seed in asked.seeds for name in asked.only if not asked.report and (name, seed) not in done
@@ -181,7 +146,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if any(name == "duo" for name, _ in missing):
             apart("--warm-start", folder, "--sft-steps", str(asked.sft_steps))
-        rows += [run_apart(name, seed, f"{folder}/warm" if name == "duo" else "tiny") for name, seed in missing]
+        for name, seed in missing:
+            rows += run_apart(ROWS, "--run", name, str(seed), f"{folder}/warm" if name == "duo" else "tiny")
     report(rows)
 
 

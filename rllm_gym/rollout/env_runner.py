@@ -63,7 +63,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @contextlib.contextmanager
     def _errors_kept(self) -> Iterator[None]:
-        """Keep an exception in `error`, for which the driver asks: RLlib would log it and go on without this runner."""
+        """Keep the first exception in `error`, for which the driver asks: RLlib would lose it, and the runner."""
         try:
             yield
         except Exception as error:
@@ -332,14 +332,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if isinstance(weights, ray.ObjectRef):
             weights = ray.get(weights)
         self.build()
-        try:
+        with self._errors_kept():  # the driver gets it with the next samples
             weights = {module_id: received(weights[module_id]) for module_id in self._module_ids()}
             for module_id, state_of in weights.items():
                 self.engines[module_id].load_weights(self._whole_weights(module_id, state_of), version)
             self._policies = weights if self._adapter_hosts else {}
             self._opponents = {id_: of for id_, of in self._opponents.items() if id_ not in self._adapter_hosts}
-        except Exception as error:  # RLlib would lose it; the driver gets it with the next samples
-            self.error = self.error or _describe(error)  # a runner that could not be built says why
         self.weights_seq_no = version
 
     def _load_opponents(self, opponents: OpponentWeights) -> None:

@@ -40,7 +40,7 @@ from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 logger = logging.getLogger(__name__)
 
 
-class LLMAlgorithm(SideBySide, Algorithm):
+class LLMAlgorithm(SideBySide):
     """Base of the methods; a method gives `training_step` and a learner with its loss."""
 
     config: LLMConfig

@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture
 def benchmark(monkeypatch):
     """Return what imports a script of benchmarks/."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    before = set(sys.modules)
+    folder = Path(__file__).parents[2] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
     yield importlib.import_module
-    for name in {"kuhn", "teams", "report"} - before:
-        sys.modules.pop(name, None)
+    for script in folder.glob("*.py"):
+        sys.modules.pop(script.stem, None)
 
 
 def test_self_play_of_kuhn_poker_comes_near_optimal_play(ray_cluster, benchmark, tmp_path):

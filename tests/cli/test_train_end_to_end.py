@@ -55,7 +55,7 @@ def run(folder: Path, module: str, *arguments: object) -> str:
     return done.stdout
 
 
-def train_and_kill(folder: Path, path: Path, number: int, after: str) -> list[str]:
+def train_and_signal(folder: Path, path: Path, number: int, after: str) -> list[str]:
     """Train until a line begins with `after`, send the driver a signal, and return all its lines."""
     with subprocess.Popen(
         command("rllib", "train", "file", path),
@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the experiment's driver was killed after two train steps, and resumed for one more."""
     folder = tmp_path_factory.mktemp("end_to_end")
     path = write_experiment(folder, 500, engine="transformers", engine_options={})  # begins sooner than vLLM
-    shown = [line for line in train_and_kill(folder, path, signal.SIGKILL, "step 2/") if line.startswith("step ")]
+    shown = [line for line in train_and_signal(folder, path, signal.SIGKILL, "step 2/") if line.startswith("step ")]
     assert [line.split("  ")[0] for line in shown[:2]] == ["step 1/500", "step 2/500"]
     assert all("horizon 2" in line and "tok/s" in line for line in shown[:2])
     last = read_results(trials(folder)[0])[-1]["training_iteration"] + 1
@@ -138,7 +138,7 @@ def test_a_finished_run_goes_on_and_keeps_what_was_there(folder: Path) -> None:
 
 
 def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> None:
-    out = train_and_kill(folder, write_experiment(folder, 500), signal.SIGINT, "step 1/")
+    out = train_and_signal(folder, write_experiment(folder, 500), signal.SIGINT, "step 1/")
     assert "ended as asked; --resume goes on from the checkpoint\n" in out
     checkpoint = newest_checkpoint(trials(folder)[-1])
     assert checkpoint is not None

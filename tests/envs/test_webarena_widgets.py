@@ -1,6 +1,5 @@
 """The shop's and the forum's pages with scripts, in a real browser."""
 
-import random
 import re
 
 import pytest
@@ -8,13 +7,13 @@ import pytest
 from rllm_gym.envs.webarena.embedded import expert_steps, load_tasks
 from rllm_gym.envs.webarena.embedded_tasks import reddit_widgets, shopping_widgets
 from rllm_gym.envs.webarena.env import WebArenaEnv
+from tests.envs.webarena_helpers import solve, solve_in_spite_of_clicks
 
 pytestmark = pytest.mark.slow
 
 SENTENCES = {each.sentence for module in (shopping_widgets, reddit_widgets) for each in module.templates}
 TASKS = [task for task in load_tasks() if task["intent_template"] in SENTENCES]
 PAGES = {"shopping": "http://shop.test/products", "reddit": "http://forum.test/archive"}
-MAX_STEPS = 40
 NUM_PARTS = 4
 
 
@@ -54,29 +53,12 @@ def test_each_site_has_tasks_for_its_scripts_in_both_splits():
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_the_expert_solves_every_task_and_none_is_solved_at_the_start(part, env):
     for task in TASKS[part::NUM_PARTS]:
-        env.reset(options={"item_id": task["task_id"]})
-        assert env.step("stop []")[1:3] == (0.0, True), task["intent"]
-        observation, _ = env.reset(options={"item_id": task["task_id"]})
-        for _ in range(MAX_STEPS):
-            observation, reward, is_over, _, info = env.step(env.expert_action())
-            if is_over:
-                break
-        assert (reward, info["is_success"]) == (1.0, True), observation
+        solve(env, task)
 
 
 def test_the_expert_finds_its_way_back_after_clicks_on_anything(env):
     for task in {task["intent_template_id"]: task for task in TASKS}.values():
-        rng = random.Random(task["intent"])
-        observation, _ = env.reset(options={"item_id": task["task_id"]})
-        for turn in range(MAX_STEPS):
-            action = env.expert_action()
-            links = re.findall(r"\[(\d+)\] link", observation)
-            if turn in (1, 4) and links:
-                action = f"click [{rng.choice(links)}]"
-            observation, reward, is_over, _, _ = env.step(action)
-            if is_over:
-                break
-        assert reward == 1.0, observation
+        solve_in_spite_of_clicks(env, task)
 
 
 @pytest.mark.parametrize("site", PAGES)

@@ -1,0 +1,54 @@
+"""What scripts that train share: a Ray of their own, a process for each run, rows in a file, a model to begin with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def ray_here() -> Iterator[None]:
+    from rllm_gym.cli.ray_session import prepare_driver
+
+    prepare_driver(None)
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
+    yield
+    ray.shutdown()
+
+
+def apart(*arguments: str) -> str:
+    """Run this script in a process of its own, and return what it printed."""
+    finished = subprocess.run([sys.executable, sys.argv[0], *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if finished.returncode:
+        raise SystemExit(f"{' '.join(arguments)}: failed. Its error is above; the rows so far are kept.")
+    return finished.stdout
+
+
+def run_apart(file: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run this script in a process of its own, append the rows that its last line holds to a file, and return them."""
+    rows: list[dict[str, Any]] = json.loads(apart(*arguments).splitlines()[-1])
+    with file.open("a", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+    return rows
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def warm_up(config: Any, steps: int, folder: Path) -> None:
+    """Train by a configuration, and write what was learnt to `folder/warm`."""
+    from rllm_gym.evaluation.export import export_policy
+
+    algo = config.build_algo()
+    for _ in range(steps):
+        algo.train()
+    export_policy(Path(algo.save_to_path(str(folder / "checkpoint"))), folder / "warm")
+    algo.stop()
