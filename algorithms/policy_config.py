@@ -90,6 +90,12 @@ class PolicyGradientConfig(LLMConfig, PolicyGradientOptions):
             raise ConfigError(
                 f"{who}: importance_veto goes with an importance_correction; got off. Set token or sequence."
             )
+        pools = [agent_id for agent_id, of in self.opponent_specs.items() if of.kind == "pool"]
+        if self.staleness and pools:
+            raise ConfigError(
+                f"{who}: staleness must be 0 where opponents come from a pool, which would change under episodes that "
+                f"go on; got {self.staleness}, and a pool for {pools[0]}."
+            )
         if self.ratio_level == "sequence" and self.loss_average in ("tokens", "constant"):
             raise ConfigError(
                 f"{who}: ratio_level: sequence needs loss_average: sequences or episodes, for every token carries its "

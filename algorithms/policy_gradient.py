@@ -6,7 +6,6 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,34 +31,13 @@ from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
 from rllm_gym.learner.rl_module import load_language_model, logps_of, read
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.failures import check_failures
-from rllm_gym.training.rollouts import Rollouts, samples_of
+from rllm_gym.training.rollouts import Rollouts, Sampled, samples_of
+from rllm_gym.training.samples_ahead import SamplesAhead
 from rllm_gym.training.task_difficulty import TaskDifficulty
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
 from rllm_gym.types import Episode, Sample, TaskGroup
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Sampled:
-    """What a train step has sampled so far. `trained` are the samples that teach something."""
-
-    played: list[Episode] = field(default_factory=list)
-    failed: list[Episode] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    trained: list[Sample] = field(default_factory=list)
-    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, role) to the samples' `group`
-    tasks: list[TaskGroup] = field(default_factory=list)  # by the samples' `group`
-
-    def group_of(self, task: TaskGroup, role: str) -> int:
-        if (task, role) not in self.numbers:
-            self.numbers[task, role] = len(self.tasks)
-            self.tasks.append(task)
-        return self.numbers[task, role]
-
-    @property
-    def num_kept_tasks(self) -> int:
-        return len({self.tasks[sample.group] for sample in self.trained})
 
 
 class PolicyGradient(LLMAlgorithm):
@@ -83,6 +61,7 @@ class PolicyGradient(LLMAlgorithm):
         self._max_tokens_to_bootstrap = config.max_tokens_to_bootstrap
         self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
         self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
+        self.ahead = SamplesAhead(self, config.staleness) if config.staleness else None
         super().setup(config)
         self.task_difficulty: TaskDifficulty | None = None
         if config.task_sampling == "difficulty":
@@ -122,9 +101,12 @@ class PolicyGradient(LLMAlgorithm):
     def _sample_groups(self, step: int) -> None:
         """Fill `self.sampled`, with fresh tasks for the groups that are dropped."""
         config = self.config
-        groups = self.task_sampler.groups(step, config.groups_per_step)
+        if self.ahead is not None and self.ahead.is_empty:
+            for behind in range(config.staleness):
+                self.ahead.submit(self.task_sampler.groups(step + behind, config.groups_per_step), step)
+        groups = self.task_sampler.groups(step + config.staleness, config.groups_per_step)
         for refill in range(1 + config.max_refill_rounds):
-            played, failed = self.sample(groups, max_episode_steps=self.horizons)
+            played, failed = self._play(groups, step)
             self.sampled.played += played
             self.sampled.failed += failed
             if failed:
@@ -134,6 +116,23 @@ class PolicyGradient(LLMAlgorithm):
             if num_missing == 0:
                 break
             groups = self.task_sampler.refill(step, refill, num_missing)
+
+    def _play(self, groups: Sequence[TaskGroup], step: int) -> tuple[list[Episode], list[Episode]]:
+        """Return the episodes of these groups, or, sampling ahead, of as many that have been played meanwhile."""
+        if self.ahead is None:
+            return self.sample(groups, max_episode_steps=self.horizons)
+        self.ahead.submit(groups, step)
+        version = self.on_all_learners(lambda learner: learner.policy_version)[0]
+        taken = self.ahead.take(len(groups), step, version, of_policies=lambda id_: id_ not in self._only_playing)
+        self.sampled.ages += [group.age for group in taken]
+        fresh = [group for group in taken if group.age <= self.config.staleness]
+        return [e for group in fresh for e in group.episodes], [e for group in fresh for e in group.failed]
+
+    @override(LLMAlgorithm)
+    def sample(self, *args: Any, **kwargs: Any) -> tuple[list[Episode], list[Episode]]:
+        if self.ahead is not None:
+            self.ahead.drain()
+        return super().sample(*args, **kwargs)
 
     def _assess(self, played: Sequence[Episode]) -> None:
         """Make the episodes' samples, give them advantages, and keep those that teach something."""
@@ -226,6 +225,13 @@ class PolicyGradient(LLMAlgorithm):
         statistics = self.log_episodes(sampled.played, sampled.failed)
         num_groups, num_kept = (len({s.group for s in samples}) for samples in (sampled.samples, sampled.trained))
         self.metrics.log_value((ENV_RUNNER_RESULTS, "useful_group_share"), num_kept / max(1, num_groups), window=1)
+        if self.ahead is not None:
+            num_stale = sum(age > self.config.staleness for age in sampled.ages)
+            self.metrics.log_dict(
+                {"group_age_mean": sum(sampled.ages) / max(1, len(sampled.ages)), "num_groups_stale": num_stale},
+                window=1,
+            )
+        all_s = sampling_s + learning_s + sync_s
         turns = [turn for e in sampled.played for stream in e.streams.values() for turn in stream.turns]
         self.metrics.log_dict(
             {
@@ -236,7 +242,7 @@ class PolicyGradient(LLMAlgorithm):
                 "sampling_s": sampling_s,
                 "learning_s": learning_s,
                 "sync_s": sync_s,
-                "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / sampling_s,
+                "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / (all_s if self.ahead else sampling_s),
                 "num_tokens_trained_per_s": sum(map(len, sampled.trained)) / learning_s,
             },
             window=1,
@@ -244,7 +250,9 @@ class PolicyGradient(LLMAlgorithm):
 
     @override(LLMAlgorithm)
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        mine = {"num_empty_steps": self.num_empty_steps, "kl_coeff": dict(self.kl_coeff)}
+        mine: dict[str, Any] = {"num_empty_steps": self.num_empty_steps, "kl_coeff": dict(self.kl_coeff)}
+        if self.ahead is not None:
+            mine["ahead"] = self.ahead.get_state()
         if self.task_difficulty is not None:
             mine["task_difficulty"] = self.task_difficulty.get_state()
         return super().get_state(*args, **kwargs) | mine
@@ -254,6 +262,8 @@ class PolicyGradient(LLMAlgorithm):
         super().set_state(state)
         self.num_empty_steps = state.get("num_empty_steps", 0)
         self.kl_coeff = dict(state.get("kl_coeff", {}))
+        if self.ahead is not None:
+            self.ahead.set_state(state.get("ahead", []))
         if self.task_difficulty is not None:
             self.task_difficulty.set_state(state.get("task_difficulty", {}))
 

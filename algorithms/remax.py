@@ -33,6 +33,11 @@ class ReMaxConfig(PolicyGradientConfig, ReMaxOptions):
             return
         if self.kl_in != "loss":
             raise ConfigError(f"ReMaxConfig: kl_in must be loss; got {self.kl_in!r}.")
+        if self.staleness:
+            raise ConfigError(
+                "ReMaxConfig: staleness must be 0, for greedy episodes are played when the sampled ones have ended; "
+                f"got {self.staleness}."
+            )
         if len(self.policies) > 1 or self.is_multi_agent:
             raise ConfigError("ReMaxConfig: environments of several agents have no one greedy episode to compare with.")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from report import interval
-from runs import ray_here, read_rows, run_apart, warm_up
+from separate_runs import ray_here, read_rows, run_apart, warm_up
 
 FOLDER = Path(__file__).parent
 ROWS, PLOT = FOLDER / "kuhn.jsonl", FOLDER.parent / "docs" / "images" / "kuhn.png"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from report import interval
-from runs import apart, ray_here, read_rows, run_apart, warm_up
+from separate_runs import apart, ray_here, read_rows, run_apart, warm_up
 
 ROWS = Path(__file__).parent / "teams.jsonl"
 PANEL = {"train": 128, "eval": 155}  # episodes; every held-out task of TextCraftDuo five times

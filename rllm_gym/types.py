@@ -74,13 +74,15 @@ class CompletionRequest:
 class Completion:
     """What an engine sampled: ids and their log-probabilities under the sampled distribution, equally long.
 
-    With an `error` there is no completion, and the episode fails.
+    `policy_versions` are those that each token was sampled with; None where no weights came on the way. With an `error`
+    there is no completion, and the episode fails.
     """
 
     request_id: str
     token_ids: TokenIds
     logp: Logps
     num_cached_tokens: int = 0
+    policy_versions: npt.NDArray[np.int64] | None = None
     error: str | None = None
 
 
@@ -100,7 +102,10 @@ class Engine(Protocol):
         """Forget a request; unknown ids are ignored."""
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
-        """Replace the weights in place (Hugging Face parameter names to arrays) and drop cached prefixes."""
+        """Replace the weights in place (Hugging Face parameter names to arrays) and drop cached prefixes.
+
+        Running requests go on with them: see `rllm_gym.rollout.engines.token_versions`.
+        """
 
     def reset_prefix_cache(self) -> None:
         """Forget cached keys and values."""
@@ -118,7 +123,7 @@ class Turn:
     or `summary`, in which attempt at the task; `rewards` are the reward functions' values by name, not weighted.
     `env_step` counts the environment's steps before this action, so that turns of several agents can be put in order.
     `is_invalid_action` is what the environment's info says of the action; `is_trained` is False where a recorded turn
-    is only context.
+    is only context. `policy_version` is that of the first token; `token_versions` are those of each, where they differ.
     """
 
     observation_ids: TokenIds
@@ -134,6 +139,14 @@ class Turn:
     kind: str = "action"
     attempt: int = 1
     rewards: dict[str, float] = field(default_factory=dict)
+    token_versions: npt.NDArray[np.int64] | None = None
+
+    @property
+    def versions(self) -> npt.NDArray[np.int64]:
+        """The policy version that each token was sampled with."""
+        if self.token_versions is not None:
+            return self.token_versions
+        return np.full(len(self.action_ids), self.policy_version, np.int64)
 
     def take_info(self, info: Mapping[str, Any]) -> None:
         """Take over what the environment's info says of this turn."""
@@ -325,10 +338,10 @@ class Sample:
             final_observation_ids: appended with weight 0, for a critic to bootstrap from.
             labels: fields such as `group` and `episode`.
         """
-        parts: list[tuple[TokenIds, float, Logps | float, float, int]] = []  # ids, weight, logp, reward, version
+        parts: list[tuple[TokenIds, float, Logps | float, float, Any]] = []  # ids, weight, logp, reward, version
         for turn in turns:
             parts.append((turn.observation_ids, observation_weight, 0.0, 0.0, -1))
-            parts.append((turn.action_ids, float(turn.is_trained), turn.logp, turn.reward, turn.policy_version))
+            parts.append((turn.action_ids, float(turn.is_trained), turn.logp, turn.reward, turn.versions))
         if final_observation_ids is not None:
             parts.append((final_observation_ids, 0.0, 0.0, 0.0, -1))
         ends = np.cumsum([len(ids) for ids, *_ in parts])

@@ -27,6 +27,7 @@ from rllm_gym.algorithms import GRPOConfig
 from rllm_gym.envs.text_space import UnicodeText
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.env_runner import LLMEnvRunner
+from rllm_gym.tokens import ChatTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -72,7 +73,7 @@ class Walk:
 
 def is_ours(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    brought = name == __file__ or name.endswith("engines/scripted.py")
+    brought = name == __file__ or "/rollout/engines/" in name
     return name.startswith(str(ROOT)) and ".venv" not in name and not brought
 
 
@@ -102,12 +103,10 @@ class Echo(gymnasium.Env[str, str]):
         return f"You said {action}.", 0.0, False, False, {"is_success": False}
 
 
-class ScriptedRunner(LLMEnvRunner):
-    """An EnvRunner whose engine says hello."""
-
-    def _make_engine(self, module_id: str) -> ScriptedEngine:
-        reply = self.chat.encode_action("Hello")
-        return ScriptedEngine(lambda prompt_ids: reply)
+def says_hello(model: str, **arguments: Any) -> ScriptedEngine:
+    """Return an engine that says hello."""
+    reply = ChatTokenizer(model).encode_action("Hello")
+    return ScriptedEngine(lambda prompt_ids: reply, max_context_tokens=arguments["max_model_len"])
 
 
 class InProcess:
@@ -136,14 +135,12 @@ def trace_one_step() -> Walk:
         GRPOConfig()
         .environment("echo")
         .rl_module(base_model="tiny")
-        .env_runners(
-            env_runner_cls=ScriptedRunner, group_size=2, groups_per_step=1, max_episode_steps=2, max_new_tokens=32
-        )
+        .env_runners(engine=says_hello, group_size=2, groups_per_step=1, max_episode_steps=2, max_new_tokens=32)
         .training(filter_groups="off")
     )
     algo = config.build_algo()
     walk = Walk()
-    actors, algo.env_runner_group = algo.env_runner_group, InProcess(ScriptedRunner(config=algo.config, worker_index=1))
+    actors, algo.env_runner_group = algo.env_runner_group, InProcess(LLMEnvRunner(config=algo.config, worker_index=1))
     algo.training_step()
     with walk:
         algo.training_step()

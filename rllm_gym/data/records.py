@@ -13,12 +13,12 @@ from pydantic_core import to_jsonable_python
 
 from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
-# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 4
-# are those of 5 without `role`; those of 3 lack a turn's `sample`, `kind`, `attempt` and `rewards`, too, and those of 2
-# `is_evaluation`.
-SCHEMA_VERSION: Final = 5
-KNOWN_VERSIONS = (2, 3, 4, 5)
-KNOWN_IN_WORDS = "2, 3, 4 or 5"
+# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 5
+# are those of 6 without a turn's `token_versions`; those of 4 lack `role`, too, those of 3 a turn's `sample`, `kind`,
+# `attempt` and `rewards`, and those of 2 `is_evaluation`.
+SCHEMA_VERSION: Final = 6
+KNOWN_VERSIONS = (2, 3, 4, 5, 6)
+KNOWN_IN_WORDS = "2, 3, 4, 5 or 6"
 
 EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
 TurnKind = Literal["action", "plan", "reflection", "summary"]
@@ -45,6 +45,8 @@ class TurnRecord(_Record):
         kind: what the completion was for. All but an action stay between the policy and itself.
         attempt: at the task, from 1.
         rewards: the reward functions' values by name, not weighted; empty where none are configured.
+        policy_version: what the first token was sampled with; an expert's is 0.
+        token_versions: what each token was sampled with; None where no weights came on the way.
     """
 
     observation_ids: list[int]
@@ -60,10 +62,11 @@ class TurnRecord(_Record):
     kind: TurnKind = "action"
     attempt: int = 1
     rewards: dict[str, FiniteFloat] = {}
+    token_versions: list[int] | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for name in ("logp", "advantage", "trainer_logp"):
+        for name in ("logp", "advantage", "trainer_logp", "token_versions"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.action_ids):
                 raise ValueError(f"{name} must be as long as action_ids ({len(self.action_ids)}); got {len(values)}.")
@@ -92,7 +95,7 @@ class EpisodeRecord(_Record):
         info: the last step's info, as far as it is JSON.
     """
 
-    schema_version: Literal[2, 3, 4, 5] = SCHEMA_VERSION
+    schema_version: Literal[2, 3, 4, 5, 6] = SCHEMA_VERSION
     env_id: str
     env_version: str = ""
     item_id: str | int | None = None
@@ -215,6 +218,7 @@ def stream_of(record: EpisodeRecord) -> Stream:
             kind=turn.kind,
             attempt=turn.attempt,
             rewards=turn.rewards,
+            token_versions=None if turn.token_versions is None else np.asarray(turn.token_versions, np.int64),
         )
         for turn in record.turns
     ]
@@ -246,6 +250,7 @@ def _turn_records(turns: Sequence[Turn], samples: Sequence[Sample]) -> list[Turn
             kind=turn.kind,  # type: ignore[arg-type]  # checked by the model
             attempt=turn.attempt,
             rewards=turn.rewards,
+            token_versions=None if turn.token_versions is None else turn.token_versions.tolist(),
         )
         for turn, advantage, trainer_logp in zip(turns, *columns, strict=True)
     ]

@@ -138,6 +138,10 @@ class DeepSpeedLearner(TorchLearner):
         give_back_freed_memory()
         return result
 
+    @property
+    def policy_version(self) -> int:
+        return self._weights_seq_no
+
     @override(TorchLearner)
     def _uncompiled_update(
         self, batch: Mapping[str, Mapping[str, torch.Tensor]], **kwargs: Any

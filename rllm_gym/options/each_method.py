@@ -127,6 +127,14 @@ class PolicyGradientOptions(CommonOptions):
         Annotated[float, Field(gt=0, le=1)],
         Doc("with `task_sampling: difficulty`: a task's least probability, as a share of that of `uniform`."),
     ] = 0.1
+    staleness: Annotated[
+        CountOrZero,
+        Doc(
+            "how many train steps later a group of episodes may be learnt from. 0 samples and learns in turns; with 1 "
+            "or more the EnvRunners play for the next steps while the learners train, and get new weights between two "
+            "tokens. See [Sampling ahead](overlap.md)."
+        ),
+    ] = 0
     max_empty_steps: Annotated[
         Count, Doc("train steps in a row that may teach nothing (all groups dropped) before the run stops.")
     ] = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -24,22 +24,19 @@ from ray.rllib.utils.spaces.repeated import Repeated
 
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.memory import give_back_freed_memory
-from rllm_gym.models import LORA_A, resolve_base_model
+from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout import waiting
-from rllm_gym.rollout.adapters import AdaptedWeights, difference
+from rllm_gym.rollout.background import BackgroundSampling
 from rllm_gym.rollout.callbacks import EpisodeCallbacks, has_episode_callbacks
-from rllm_gym.rollout.engines import engine_maker
+from rllm_gym.rollout.engine_set import base_models_of, make_engines
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.rollout.sample_result import SampleResult
-from rllm_gym.rollout.scripted_opponents import SCRIPTED, MovePlayer
-from rllm_gym.rollout.weights import received
+from rllm_gym.rollout.weights import EngineWeights, OpponentWeights
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
-
-OpponentWeights = Mapping[str, tuple[int, ray.ObjectRef]]  # by module: policy version and weights
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -53,10 +50,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
         self.engines: dict[str, Engine] = {}
-        self._opponents: dict[str, ray.ObjectRef] = {}  # by module, the weights that its engine holds
-        self._policies: Mapping[str, Any] = {}  # by module, the adapters that their engines hold, if any rides on one
-        self._base_weights: dict[str, Mapping[str, torch.Tensor]] = {}  # by module, where LoRA is added to them
         self.loop: RolloutLoop | None = None
+        self._background: BackgroundSampling | None = None  # once it has been asked to sample ahead
         self.error: str | None = None
         with self._errors_kept():
             self._open_tokenizer()
@@ -95,10 +90,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         torch.set_num_threads(config.num_env_runner_threads)
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_env(environment, self.chat, self._opponent_specs).close()
-        for module_id in self._module_ids():
-            self._check_tokenizer(module_id)
-            self.engines[module_id] = self._make_engine(module_id)
-        self._add_opponents()
+        base_models = base_models_of(config, self._module_ids(), self._opponent_specs, self._space)
+        self.engines = make_engines(config, base_models, self._opponent_specs, self._adapter_hosts, self.chat)
+        self._weights = EngineWeights(
+            self.engines,
+            base_models,
+            dtype=config.dtype,
+            opponents=self._opponent_specs,
+            adapter_hosts=self._adapter_hosts,
+        )
         self._params = self._params_of(config.sampling_params)
         self._notices = NoticeHandler(f"EnvRunner {self.worker_index}")
         waiting.logger.addHandler(self._notices)
@@ -129,36 +129,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _module_ids(self) -> list[str]:
         return sorted(self.config.policies) if self.config.is_multi_agent else [DEFAULT_MODULE_ID]
 
-    def _add_opponents(self) -> None:
-        """Make an engine for each opponent that is a model, and one that says what random and expert players do."""
-        for agent_id, opponent in self._opponent_specs.items():
-            if opponent.kind in SCRIPTED:
-                self.engines[opponent.kind] = MovePlayer(self.chat, max_context_tokens=self.config.max_model_len)
-            elif opponent.is_model:
-                module_id = opponent.module_of(agent_id)
-                self._check_tokenizer(module_id)
-                if policy_id := self._adapter_hosts.get(module_id):
-                    engine: Any = self.engines[policy_id]
-                    self.engines[module_id] = engine.with_adapter()
-                else:
-                    self.engines[module_id] = self._make_engine(module_id)
-
     def _module_of(self, agent_id: str, episode: Episode) -> str:
         if (opponent := self._opponent_specs.get(agent_id)) and opponent.kind != "self":
             return opponent.module_of(agent_id)
         if not self.config.is_multi_agent:
             return DEFAULT_MODULE_ID
         return self.config.policy_mapping_fn(agent_id, episode)
-
-    def _check_tokenizer(self, module_id: str) -> None:
-        model = self._base_model(module_id)
-        if model == str(resolve_base_model(self.config.base_model)):
-            return
-        if ChatTokenizer(model, self.config.chat_template).tokenizer.get_vocab() != self.chat.tokenizer.get_vocab():
-            raise ConfigError(
-                f"policy {module_id!r}: all policies of a run must have the same tokenizer, which the environments "
-                f"write with; got {model!r} beside {self.config.base_model!r}. Choose models of one family."
-            )
 
     def _params_of(self, params: SamplingParams) -> dict[str, SamplingParams]:
         """Return how each module samples: some may write longer turns than others."""
@@ -169,26 +145,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             )
             for module_id in self.engines
         }
-
-    def _base_model(self, module_id: str) -> str:
-        for agent_id, opponent in self._opponent_specs.items():
-            if module_id == opponent.module_of(agent_id):
-                if opponent.hugging_face_model is not None:
-                    return str(resolve_base_model(opponent.hugging_face_model))
-                return self._base_model(self.config.policy_of(agent_id))
-        spaces = dict.fromkeys(self._module_ids(), (self._space, self._space))
-        spec = self.config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).rl_module_specs[module_id]
-        return str(resolve_base_model(spec.model_config["base_model"]))
-
-    def _make_engine(self, module_id: str) -> Engine:
-        config = self.config
-        return engine_maker(config.engine)(
-            self._base_model(module_id),
-            dtype=config.dtype,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.num_envs_per_env_runner,
-            options={**config.adapter_options(module_id), **config.engine_options},
-        )
 
     @property
     def _space(self) -> Repeated:
@@ -252,27 +208,83 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             params: how to sample; None is as in training.
             opponents: policy versions and weights of the opponents that have theirs from a run.
         """
+
+        def play() -> list[EpisodeGroup]:
+            self._weights.load_opponents(opponents)
+            return self._play(list(groups), max_episode_steps, params)
+
+        return self._answer(play)
+
+    def sample_ahead(
+        self,
+        groups: Sequence[TaskGroup],
+        *,
+        max_episode_steps: Mapping[str, int | None],
+        opponents: OpponentWeights,
+        wait_s: float,
+    ) -> SampleResult:
+        """Begin to play groups, and return those that have ended, these or others; what is left is played meanwhile.
+
+        Args:
+            wait_s: how long to wait for a group to end, if none has since the last call.
+        """
+
+        def begin() -> None:
+            self._weights.load_opponents(opponents)
+            self._submit(groups, max_episode_steps, None)
+
+        def exchange() -> list[EpisodeGroup]:
+            if self._background is None:
+                self._background = BackgroundSampling(self._loop, num_threads=self.config.num_env_runner_threads)
+            if groups:
+                self._background.begin(begin, len(groups))
+            return self._conclude(self._background.take(wait_s))
+
+        return self._answer(exchange)
+
+    def _answer(self, play: Callable[[], list[EpisodeGroup]]) -> SampleResult:
         result = SampleResult(worker_index=self.worker_index, error=self.build())
         if result.error is None:
             try:
-                self._load_opponents(opponents)
-                for group in self._play(list(groups), max_episode_steps, params):
+                for group in play():
                     result.episodes += group.episodes
                     result.failed += group.failed
                 result.metrics = self.get_metrics()
             except Exception as error:  # whatever it was, the driver raises it
                 result.error = _describe(error)
+        if self._background is not None:
+            result.num_groups_left = self._background.num_groups
         return result
+
+    def _between_steps(self, function: Callable[[], object]) -> None:
+        """Call what touches the engines: at once, or where something is played meanwhile between two of their steps."""
+        if self._background is None:
+            function()
+        else:
+            self._background.between_steps(function)
 
     def _play(
         self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> list[EpisodeGroup]:
         self.build()
+        if self._background is not None and self._background.num_groups:
+            raise RllmGymError("LLMEnvRunner: other groups are being played in the background. Take them first.")
         for engine in self.engines.values():
             engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one
-        self.num_groups_sampled += len(groups)
+        self._submit(groups, max_episode_steps, params)
+        order = {group.key: k for k, group in enumerate(groups)}
+        return self._conclude(sorted(self._loop.finished_groups(), key=lambda finished: order[finished.group.key]))
+
+    @property
+    def _loop(self) -> RolloutLoop:
         if self.loop is None:
             raise RllmGymError(f"LLMEnvRunner: could not be built. {self.error}")
+        return self.loop
+
+    def _submit(
+        self, groups: Sequence[TaskGroup], max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
+    ) -> None:
+        self.num_groups_sampled += len(groups)
         horizons = [max_episode_steps[environment.name] for environment in self.environments]
         for environment, horizon in zip(self.environments, horizons, strict=True):
             if horizon is None and environment.rewrites_history:
@@ -280,9 +292,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                     f"{environment.name}: an agent whose context is not full needs a horizon: nothing else bounds "
                     "its episodes; got none. Set max_episode_steps or scaling_inter."
                 )
-        self.loop.submit(groups, max_episode_steps=horizons, params=self._params_of(params) if params else self._params)
-        order = {group.key: k for k, group in enumerate(groups)}
-        finished = sorted(self.loop.finished_groups(), key=lambda finished: order[finished.group.key])
+        params_of = self._params_of(params) if params else self._params
+        self._loop.submit(groups, max_episode_steps=horizons, params=params_of)
+
+    def _conclude(self, finished: list[EpisodeGroup]) -> list[EpisodeGroup]:
         episodes = [episode for group in finished for episode in group.episodes]
         for episode in episodes:
             episode.num_role_markers = sum(
@@ -333,39 +346,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             weights = ray.get(weights)
         self.build()
         with self._errors_kept():  # the driver gets it with the next samples
-            weights = {module_id: received(weights[module_id]) for module_id in self._module_ids()}
-            for module_id, state_of in weights.items():
-                self.engines[module_id].load_weights(self._whole_weights(module_id, state_of), version)
-            self._policies = weights if self._adapter_hosts else {}
-            self._opponents = {id_: of for id_, of in self._opponents.items() if id_ not in self._adapter_hosts}
+            policies = {module_id: weights[module_id] for module_id in self._module_ids()}
+            self._between_steps(lambda: self._weights.load_policies(policies, version))
         self.weights_seq_no = version
-
-    def _load_opponents(self, opponents: OpponentWeights) -> None:
-        for agent_id, opponent in self._opponent_specs.items():
-            has_weights = opponent.is_model and opponent.hugging_face_model is None
-            if has_weights and opponent.module_of(agent_id) not in opponents:
-                raise RllmGymError(f"LLMEnvRunner: the opponent of {agent_id} has no weights; got {opponent.source!r}.")
-        for module_id, (version, weights) in opponents.items():
-            if self._opponents.get(module_id) != weights:
-                state = received(ray.get(weights))
-                if policy_id := self._adapter_hosts.get(module_id):
-                    whole: Mapping[str, Any] = difference(state, self._policies[policy_id])
-                else:
-                    whole = self._whole_weights(module_id, state)
-                self.engines[module_id].load_weights(whole, version)
-                self._opponents[module_id] = weights
-
-    def _whole_weights(self, module_id: str, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the weights as an engine takes them; of LoRA only the adapter has come."""
-        if not any(name.endswith(LORA_A) for name in weights):
-            return weights
-        if module_id not in self._base_weights:
-            model = self._base_model(module_id)
-            from transformers import AutoModelForCausalLM
-
-            lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, self.config.dtype))
-            self._base_weights[module_id] = lm.state_dict()
-        return AdaptedWeights(self._base_weights[module_id], weights)
 
     def forget_weights(self) -> None:
         """Make the next `set_state` load its weights whatever their number: another run's may have the same."""
@@ -385,6 +368,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def stop(self) -> None:
+        if self._background is not None:
+            self._background.stop()
         if self.loop is not None:
             waiting.logger.removeHandler(self._notices)
             self._progress.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from rllm_gym.types import (
 
 logger = logging.getLogger(__name__)
 
+MOST_WAIT_S = 0.1  # for environments, where something may be asked of the loop meanwhile
 HorizonByEnv = int | None | Sequence[int | None]  # for all environments, or by environment index
 
 
@@ -157,10 +159,14 @@ class RolloutLoop:
                 episode = Episode(episode_id, group, member, seed, item_id=group.item_id)
                 self._pending.append((progress, episode))
 
-    def finished_groups(self) -> Iterator[EpisodeGroup]:
+    def finished_groups(self, *, between_steps: Callable[[], None] | None = None) -> Iterator[EpisodeGroup]:
         """Play until nothing is in flight, yielding each group as its last episode ends, episodes in member order.
 
         Stop iterating early, and the unfinished episodes stay in flight for the next call.
+
+        Args:
+            between_steps: called before every step of the engines, and while environments are waited for; it may
+                submit more, and give the engines weights.
         """
         self._resumed_s = time.perf_counter()
         try:
@@ -169,8 +175,10 @@ class RolloutLoop:
                     self._driven_s, self._resumed_s = self._now(), None
                     yield self._finished.popleft()
                     self._resumed_s = time.perf_counter()
-                else:
-                    self._advance()
+                    continue
+                if between_steps is not None:
+                    between_steps()
+                self._advance(math.inf if between_steps is None else MOST_WAIT_S)
         finally:
             self._driven_s, self._resumed_s = self._now(), None
 
@@ -187,12 +195,12 @@ class RolloutLoop:
         self._pool.close()
         self._reports.stop()
 
-    def _advance(self) -> None:
+    def _advance(self, most_wait_s: float) -> None:
         """Begin what can begin, take what the environments have answered, and let each busy engine take one step."""
         self._begin_episodes()
         # Without a request in any engine there is nothing to do until an environment answers: sleep on its queue.
         if self._pool.num_jobs:
-            for job in self._pool.poll(0.0 if self._requests else self._seconds_to_timeout()):
+            for job in self._pool.poll(0.0 if self._requests else self._seconds_to_timeout(most_wait_s)):
                 self._take_answer(job)
         self._fail_overdue()
         for module_id, engine in self._engines.items():
@@ -304,13 +312,14 @@ class RolloutLoop:
         play, stream = request.play, request.stream
         if completion.error is not None:
             return self._fail(play, completion.error)
-        agent_id = stream.agent_id
+        agent_id, versions = stream.agent_id, completion.policy_versions
         stream.turns.append(
             Turn(
                 observation_ids=play.observations.pop(agent_id),
                 action_ids=completion.token_ids,
                 logp=completion.logp,
-                policy_version=request.policy_version,
+                policy_version=request.policy_version if versions is None else int(versions[0]),
+                token_versions=versions,
                 env_step=play.episode.num_env_steps,
                 reward=play.early_rewards.pop(agent_id, 0.0),
                 num_cached_tokens=completion.num_cached_tokens,
@@ -366,11 +375,11 @@ class RolloutLoop:
             )
             self._finished.append(EpisodeGroup(progress.group, episodes, failed))
 
-    def _seconds_to_timeout(self) -> float | None:
-        if self._timeout_s is None:
-            return None
-        oldest_s = min(play.begun_s for play in self._plays)
-        return max(0.0, oldest_s + self._timeout_s - self._now())
+    def _seconds_to_timeout(self, most: float) -> float | None:
+        if self._timeout_s is not None:
+            oldest_s = min(play.begun_s for play in self._plays)
+            most = min(most, max(0.0, oldest_s + self._timeout_s - self._now()))
+        return None if most == math.inf else most
 
     def _fail_overdue(self) -> None:
         if self._timeout_s is None:

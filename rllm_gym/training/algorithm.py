@@ -5,34 +5,30 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
 
 from rllm_gym.callbacks.horizon_schedules import Stage
 from rllm_gym.callbacks.opponent_pool import Pool
-from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import Recorder
 from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import SampleData, deal
-from rllm_gym.rollout.env_runner import OpponentWeights
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
 from rllm_gym.rollout.sample_result import SampleResult
+from rllm_gym.rollout.weights import OpponentWeights
+from rllm_gym.training.checkpointed import Checkpointed
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.frozen import frozen_weights
 from rllm_gym.training.learner_deaths import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
-from rllm_gym.training.side_by_side import SideBySide
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
@@ -40,7 +36,7 @@ from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 logger = logging.getLogger(__name__)
 
 
-class LLMAlgorithm(SideBySide):
+class LLMAlgorithm(Checkpointed):
     """Base of the methods; a method gives `training_step` and a learner with its loss."""
 
     config: LLMConfig
@@ -236,32 +232,54 @@ class LLMAlgorithm(SideBySide):
         Raises:
             RllmGymError: a runner failed by an error of its own, or none can be restarted.
         """
-
-        def play(shares: Shares) -> tuple[list[SampleResult], list[TaskGroup]]:
-            return self._play_shares(shares, max_episode_steps, params)
-
         runner_ids = self.runner_ids() or await_runners(self)
-        results, lost = play({runner_id: list(groups[k :: len(runner_ids)]) for k, runner_id in enumerate(runner_ids)})
+        shares = {runner_id: list(groups[k :: len(runner_ids)]) for k, runner_id in enumerate(runner_ids)}
+        results, lost = self._play_shares(shares, max_episode_steps, params)
         if lost:
-            max_dropped = max(1.0, self.config.max_failed_fraction * len(groups))  # one is never too many
-            results += replay(self, lost, play, max_dropped=max_dropped)
+            results += self.replay(lost, num_groups=len(groups), max_episode_steps=max_episode_steps, params=params)
         order = {group.key: k for k, group in enumerate(groups)}
         played = [episode for result in results for episode in result.episodes]
         played.sort(key=lambda episode: (order[episode.group.key], episode.member))
         return played, [episode for result in results for episode in result.failed]
+
+    def replay(
+        self,
+        lost: list[TaskGroup],
+        *,
+        num_groups: int,
+        max_episode_steps: Mapping[str, int | None],
+        params: SamplingParams | None = None,
+    ) -> list[SampleResult]:
+        """Play groups again whose runners have died, of so many; see `rllm_gym.training.replay`."""
+        return replay(
+            self,
+            lost,
+            lambda shares: self._play_shares(shares, max_episode_steps, params),
+            max_dropped=max(1.0, self.config.max_failed_fraction * num_groups),  # one is never too many
+        )
 
     def _play_shares(
         self, shares: Shares, max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> tuple[list[SampleResult], list[TaskGroup]]:
         """Play each runner's groups there; return the results, and the groups of runners that died."""
         opponents = self.opponent_weights
+        results = self.ask_runners(
+            shares,
+            lambda runner, share: runner.sample_groups(
+                share, max_episode_steps=max_episode_steps, params=params, opponents=opponents
+            ),
+        )
+        answered = {result.worker_index for result in results}
+        return results, [group for runner_id, share in shares.items() if runner_id not in answered for group in share]
+
+    def ask_runners(self, shares: Shares, ask: Callable[[Any, list[TaskGroup]], SampleResult]) -> list[SampleResult]:
+        """Ask each runner for what it makes of its groups; those that have died do not answer.
+
+        Raises:
+            RllmGymError: a runner failed by an error of its own.
+        """
         results = self.env_runner_group.foreach_env_runner(
-            [
-                lambda runner, share=share: runner.sample_groups(
-                    share, max_episode_steps=max_episode_steps, params=params, opponents=opponents
-                )
-                for share in shares.values()
-            ],
+            [lambda runner, share=share: ask(runner, share) for share in shares.values()],
             remote_worker_ids=list(shares),
             local_env_runner=False,
             timeout_seconds=None,
@@ -270,8 +288,7 @@ class LLMAlgorithm(SideBySide):
             if result.error is not None:
                 raise RllmGymError(f"EnvRunner {result.worker_index} failed: {result.error}")
             self.metrics.aggregate([result.metrics], key=ENV_RUNNER_RESULTS)
-        answered = {result.worker_index for result in results}
-        return results, [group for runner_id, share in shares.items() if runner_id not in answered for group in share]
+        return results
 
     def bring_back_env_runners(self) -> None:
         """Take back into service, and tell the callbacks of, the dead runners that RLlib has restarted."""
@@ -340,57 +357,6 @@ class LLMAlgorithm(SideBySide):
         if storage is not None and storage.storage_filesystem.type_name == "local":
             return Path(storage.trial_fs_path) / "trajectories"
         return Path(self.logdir) / "trajectories"
-
-    @property
-    def protocol(self) -> str:
-        """In whose words it is trained: "agentgym" where an environment or the data has them, else "native"."""
-        protocols = {spec.env_config.get("protocol") for spec in self.config.environments} if self.config.env else set()
-        return "agentgym" if "agentgym" in protocols else "native"
-
-    # --- checkpoints: RLlib's files, and the DeepSpeed engines' beside them, written by all learners together ---
-
-    @override(Algorithm)
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        state = super().get_state(*args, **kwargs)
-        state["evaluation_on_start"] = self.evaluation_on_start
-        state["opponent_pools"] = {agent_id: pool.copy() for agent_id, pool in self.opponent_pools.items()}
-        state["horizon_stages"] = {name: asdict(stage) for name, stage in self.horizon_stages.items()}
-        return state
-
-    @override(Algorithm)
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self.evaluation_on_start = state.get("evaluation_on_start")
-        self.opponent_pools = state.get("opponent_pools", {})
-        self.horizon_stages = {name: Stage(**stage) for name, stage in state.get("horizon_stages", {}).items()}
-
-    @override(Checkpointable)
-    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
-        with learner_deaths(self):
-            path = super().save_to_path(path, **kwargs)
-            # RLlib asks learner 0 alone to save; DeepSpeed's files are a collective work.
-            self.on_all_learners(lambda learner: learner.save_engines(f"{path}/deepspeed"))
-        # Last: it says that all is there.
-        write_manifest(Path(path), training_iteration=self.training_iteration, protocol=self.protocol)
-        return path
-
-    @override(Algorithm)
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        check_checkpoint(Path(path))
-        # A checkpoint of another run may carry the number of the weights that the runners hold.
-        self.env_runner_group.foreach_env_runner("forget_weights", local_env_runner=False)
-        super().restore_from_path(path, *args, **kwargs)
-        self.on_all_learners(lambda learner: learner.load_engines(f"{path}/deepspeed"))
-        make_callback(
-            "on_checkpoint_loaded",
-            callbacks_objects=self.callbacks,
-            callbacks_functions=self.config.callbacks_on_checkpoint_loaded,
-            kwargs={"algorithm": self},
-        )
-
-    @override(Algorithm)
-    def load_checkpoint(self, checkpoint_dir: str) -> None:
-        self.restore_from_path(checkpoint_dir)  # fires on_checkpoint_loaded, as from_checkpoint() does
 
     @override(Algorithm)
     def cleanup(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from rllm_gym.training.metrics import is_success
-from rllm_gym.types import Episode, Sample
+from rllm_gym.types import Episode, Sample, TaskGroup
 
 # Returns are compared to so many decimals: the same return, summed up in other turns, differs in its last bits.
 RETURN_DECIMALS = 6
@@ -61,6 +61,29 @@ def samples_of(
                 )
             )
     return samples
+
+
+@dataclass
+class Sampled:
+    """What a train step has sampled so far. `trained` are the samples that teach something."""
+
+    played: list[Episode] = field(default_factory=list)
+    failed: list[Episode] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    trained: list[Sample] = field(default_factory=list)
+    ages: list[int] = field(default_factory=list)  # of groups that were sampled ahead, in policy versions
+    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, role) to the samples' `group`
+    tasks: list[TaskGroup] = field(default_factory=list)  # by the samples' `group`
+
+    def group_of(self, task: TaskGroup, role: str) -> int:
+        if (task, role) not in self.numbers:
+            self.numbers[task, role] = len(self.tasks)
+            self.tasks.append(task)
+        return self.numbers[task, role]
+
+    @property
+    def num_kept_tasks(self) -> int:
+        return len({self.tasks[sample.group] for sample in self.trained})
 
 
 class Rollouts:

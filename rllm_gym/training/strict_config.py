@@ -77,6 +77,12 @@ class StrictConfig(AlgorithmConfig):
         options = {name: value for name, value in config_dict.items() if name != "model"}
         return super().update_from_dict(self.in_order(options))
 
+    @override(AlgorithmConfig)
+    def get_state(self) -> dict[str, Any]:
+        """Return all options. Differs: -1 is a value, where RLlib would take the default instead, in silence."""
+        minus_one = {name: -1 for name in options_of(type(self)) if vars(self).get(name) == -1}
+        return super().get_state() | minus_one
+
     def in_order(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return options that are set together in the order in which they are set: the last one wins."""
         return options

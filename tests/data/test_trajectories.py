@@ -74,7 +74,7 @@ def test_full_shards_are_compressed_and_the_open_one_is_plain(tmp_path):
 def test_the_manifest_counts_sealed_records_and_reading_needs_none(tmp_path):
     write(tmp_path, range(3), shard_bytes=1)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["schema_version"] == SCHEMA_VERSION == 5
+    assert manifest["schema_version"] == SCHEMA_VERSION == 6
     assert manifest["num_records_sealed"] == 3
     assert [(shard["name"], shard["num_records"]) for shard in manifest["shards"]] == [
         (f"episodes-00000{index}.jsonl.zst", 1) for index in range(3)
@@ -241,8 +241,8 @@ def test_half_a_surrogate_pair_in_an_environments_text_does_not_end_the_run(tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 1}, r"schema_version must be 2, 3, 4 or 5; got 1 in .*\.jsonl:2\. Read it with"),
-        ({"schema_version": 7}, r"schema_version must be 2, 3, 4 or 5; got 7 in .*\.jsonl:2\. Read it with"),
+        ({"schema_version": 1}, r"schema_version must be 2, 3, 4, 5 or 6; got 1 in .*\.jsonl:2\. Read it with"),
+        ({"schema_version": 7}, r"schema_version must be 2, 3, 4, 5 or 6; got 7 in .*\.jsonl:2\. Read it with"),
     ],
 )
 def test_a_record_of_another_schema_is_named_with_its_file_and_line(tmp_path, change, message):
@@ -257,7 +257,7 @@ def test_a_record_of_another_schema_is_named_with_its_file_and_line(tmp_path, ch
 def test_a_last_record_of_another_schema_is_never_taken_for_a_torn_tail(tmp_path):
     other = json.dumps({**json.loads(line(1)), "schema_version": 7}).encode()
     shard = open_shard(tmp_path, line(0) + other)
-    with pytest.raises(TrajectoryError, match="schema_version must be 2, 3, 4 or 5; got 7"):
+    with pytest.raises(TrajectoryError, match="schema_version must be 2, 3, 4, 5 or 6; got 7"):
         seeds(tmp_path)
     TrajectoryWriter(tmp_path)
     assert shard.read_bytes() == line(0) + other + b"\n"
@@ -318,8 +318,8 @@ def test_only_the_agent_that_is_stored_again_is_left_out(tmp_path):
 def test_a_folder_of_an_unknown_schema_version_is_not_appended_to(tmp_path):
     write(tmp_path, [0])
     manifest = tmp_path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 5', '"schema_version": 9'))
-    with pytest.raises(TrajectoryError, match="schema_version must be 2, 3, 4 or 5; got 9"):
+    manifest.write_text(manifest.read_text().replace('"schema_version": 6', '"schema_version": 9'))
+    with pytest.raises(TrajectoryError, match="schema_version must be 2, 3, 4, 5 or 6; got 9"):
         TrajectoryWriter(tmp_path)
 
 
@@ -370,15 +370,17 @@ def test_reading_holds_one_record_at_a_time(tmp_path):
     assert peak < 2_000_000  # the records together are 7 MB as text, far more as objects
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
 def test_records_of_an_older_version_are_read_and_their_folder_goes_on(tmp_path, version):
     with TrajectoryWriter(tmp_path) as writer:
         writer.append([record(1)])
     [shard] = tmp_path.glob("*.zst")
     old = {**json.loads(record(0).model_dump_json()), "schema_version": version}
-    del old["role"]
-    for turn in old["turns"] if version < 4 else ():
-        for name in ("sample", "kind", "attempt", "rewards"):
+    if version < 5:
+        del old["role"]
+    new = ("token_versions", *(("sample", "kind", "attempt", "rewards") if version < 4 else ()))
+    for turn in old["turns"]:
+        for name in new:
             del turn[name]
     if version == 2:
         del old["is_evaluation"]
@@ -389,7 +391,7 @@ def test_records_of_an_older_version_are_read_and_their_folder_goes_on(tmp_path,
         writer.append([record(2)])
     assert [(r.schema_version, r.is_evaluation, r.item_id) for r in read_episodes(tmp_path)] == [
         (version, False, record(0).item_id),
-        (5, False, record(2).item_id),
+        (6, False, record(2).item_id),
     ]
     assert [(t.sample, t.kind, t.attempt) for r in read_episodes(tmp_path) for t in r.turns] == [
         (0, "action", 1)

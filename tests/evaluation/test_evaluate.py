@@ -19,7 +19,7 @@ from rllm_gym.evaluation import playing as evaluation
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table, report_of
 from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.evaluation.policy import Policy, sampled_policy
-from rllm_gym.rollout import env_runner
+from rllm_gym.rollout import engine_set
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.types import SamplingParams
@@ -52,7 +52,7 @@ def evaluated(ray_cluster, tiny_model, tmp_path):
         resume = options.pop("resume", False)
         with (
             mock.patch.object(rllib_algorithm, "EnvRunnerGroup", Runners),
-            mock.patch.object(env_runner, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
+            mock.patch.object(engine_set, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
         ):
             plan = evaluation.plan_evaluation(
                 tiny_model, panels=panels, out=tmp_path / folder, config=OPTIONS | options

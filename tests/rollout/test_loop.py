@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rllm_gym.data import EpisodeRecord, episode_of, records_of
 from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.rollout.background import BackgroundSampling
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import seed_of
-from rllm_gym.types import AGENT, SamplingParams, TaskGroup
+from rllm_gym.types import AGENT, Sample, SamplingParams, TaskGroup
 
 
 def group(index, item_id, size=1, env_index=0):
@@ -105,6 +107,42 @@ def test_unfinished_episodes_are_carried_into_the_next_call_and_keep_both_policy
     assert [t.policy_version for t in rest["F"].streams[AGENT].turns] == [1]
     assert text_of(rest["S"], talk) == "S>[a|]1>[!|]2>"
     assert loop.num_unfinished_episodes == 0
+
+
+def test_each_token_keeps_the_version_of_the_weights_that_came_while_its_turn_was_sampled(talk, make_loop):
+    engine = ScriptedEngine(lambda prompt: talk.encode("a!|"))
+    loop = make_loop(engine)
+    calls = itertools.count()
+
+    def between_steps():
+        if next(calls) == 1:  # after the reset, and one token
+            engine.load_weights({}, policy_version=4)
+
+    loop.submit([group(0, "S")], max_episode_steps=None)
+    [ended] = loop.finished_groups(between_steps=between_steps)
+    [turn] = ended.episodes[0].streams[AGENT].turns
+    assert (turn.policy_version, turn.token_versions.tolist()) == (0, [0, 4, 4])
+    num_observed = len(turn.observation_ids)
+    assert Sample.of_turns([turn]).policy_version.tolist() == [-1] * num_observed + [0, 4, 4]
+    [record] = records_of(
+        replace(ended.episodes[0], end_reason="terminated"), env_version="", train_step=0, max_episode_steps=None
+    )
+    assert EpisodeRecord.model_validate_json(record.model_dump_json()).turns[0].token_versions == [0, 4, 4]
+    assert episode_of([record], ended.group).streams[AGENT].turns[0].versions.tolist() == [0, 4, 4]
+
+
+def test_what_runs_in_the_background_takes_calls_and_stops_while_it_plays(talk, make_loop):
+    engine = ScriptedEngine(lambda prompt: talk.encode("a|"))  # never ends
+    loop = make_loop(engine)
+    background = BackgroundSampling(loop, num_threads=1)
+    background.begin(lambda: loop.submit([group(0, "S")], max_episode_steps=50_000), 1)
+    background.between_steps(lambda: engine.load_weights({}, policy_version=3))
+    assert (engine.policy_version, background.num_groups) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        background.between_steps(lambda: 1 / 0)
+    assert background.take(0.0) == []  # and it plays on
+    background.stop()
+    assert loop.num_unfinished_episodes == 1
 
 
 def test_groups_that_end_in_the_same_step_are_all_handed_over_across_calls(talk, make_loop):

@@ -83,6 +83,8 @@ def test_new_weights_give_the_other_models_output_also_for_what_is_running(engin
     (midway,) = until_something_ends(engine)
     (after,) = run(engine, request("after", seed=5))
     assert engine.policy_version == 7
+    assert midway.policy_versions.tolist() == [0] + [7] * (len(midway.token_ids) - 1)
+    assert after.policy_versions is None
     assert after.token_ids.tolist() == expected.token_ids.tolist() != before.token_ids.tolist()
     # Its first token is the old model's; the rest is what the new model says to that, with nothing cached of the old.
     first = midway.token_ids[:1].tolist()

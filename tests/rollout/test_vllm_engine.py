@@ -130,6 +130,8 @@ def test_a_request_that_is_running_goes_on_with_the_new_weights_alone(engine, mo
     assert 1 <= switch <= 2
     np.testing.assert_allclose(logp[:switch], old[:switch], atol=1e-4)
     np.testing.assert_allclose(logp[switch:], new[switch:], atol=1e-4)
+    assert midway.policy_versions.tolist() == [0] * switch + [1] * (8 - switch)
+    assert run(engine, request("after"))[0].policy_versions is None
 
 
 def test_the_prefix_cache_can_be_emptied(engine):

@@ -119,7 +119,7 @@ def test_two_turns_are_one_sample_until_the_history_is_rewritten(tiny_model, tmp
         records = {record.episode_id: record for record in read_episodes(path)}
         chat, played = ChatTokenizer(str(tiny_model)), found.algo.sampled.played
         samples = parts_of(found.samples)
-    assert {record.schema_version for record in records.values()} == {5}
+    assert {record.schema_version for record in records.values()} == {6}
     kinds = {turn.kind for record in records.values() for turn in record.turns}
     assert kinds == {"action", "reflection"}
     for episode in played:

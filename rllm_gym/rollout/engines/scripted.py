@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rllm_gym.importing import import_object
 from rllm_gym.rollout.engines import check_options
+from rllm_gym.rollout.engines.token_versions import TokenVersions
 from rllm_gym.types import Completion, CompletionRequest
 
 LOGP_STEP = 0.125  # the i-th token of every reply has logp -(i + 1) / 8, exact in float32
@@ -48,6 +49,7 @@ class ScriptedEngine:
             self._reply = lambda prompt_ids: remaining.popleft()
         self._num_steps = num_steps
         self._running: list[_Running] = []
+        self._versions = TokenVersions()
 
     def submit(self, request: CompletionRequest) -> None:
         self.requests.append(request)
@@ -60,16 +62,25 @@ class ScriptedEngine:
     def step(self) -> list[Completion]:
         for running in self._running:
             running.steps_left -= 1
+            running.num_steps += 1
         finished = [running for running in self._running if running.steps_left == 0]
         self._running = [running for running in self._running if running.steps_left > 0]
-        return [running.completion() for running in finished]
+        return [self._completion(running) for running in finished]
+
+    def _completion(self, running: _Running) -> Completion:
+        completion = running.completion()
+        versions = self._versions.take(completion.request_id, len(completion.token_ids), self.policy_version)
+        return replace(completion, policy_versions=versions)
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+        self._versions.forget(request_id)
         self._running = [running for running in self._running if running.request_id != request_id]
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         self.weights = dict(state)
+        num_tokens = {running.request_id: running.num_tokens for running in self._running}
+        self._versions.weights_change(num_tokens, self.policy_version)
         self.policy_version = policy_version
         self.reset_prefix_cache()
 
@@ -104,6 +115,12 @@ class _Running:
     request_id: str
     token_ids: list[int]
     steps_left: int
+    num_steps: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """How many of the tokens are there, one after each step."""
+        return min(self.num_steps, len(self.token_ids))
 
     def completion(self) -> Completion:
         logp = -LOGP_STEP * np.arange(1, len(self.token_ids) + 1, dtype=np.float32)

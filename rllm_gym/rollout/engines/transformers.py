@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import attention_of
 from rllm_gym.rollout.engines import check_options, check_weight_names
+from rllm_gym.rollout.engines.token_versions import TokenVersions
 from rllm_gym.rollout.weights import Tensors
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
 
@@ -64,6 +65,7 @@ class TransformersEngine:
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
+        self._versions = TokenVersions()
 
     def submit(self, request: CompletionRequest) -> None:
         num_tokens = len(request.prompt_ids) + request.params.max_new_tokens
@@ -83,15 +85,25 @@ class TransformersEngine:
             self._advance(running)
         finished = [running for running in self._running if running.is_finished]
         self._running = [running for running in self._running if not running.is_finished]
-        return [running.completion() for running in finished]
+        return [self._completion(running) for running in finished]
+
+    def _completion(self, running: _Running) -> Completion:
+        completion = running.completion()
+        versions = self._versions.take(completion.request_id, len(completion.token_ids), self.policy_version)
+        return replace(completion, policy_versions=versions)
 
     def abort(self, request_id: str) -> None:
+        self._versions.forget(request_id)
         self._waiting = deque(r for r in self._waiting if r.request.request_id != request_id)
         self._running = [r for r in self._running if r.request.request_id != request_id]
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         check_weight_names("TransformersEngine", state, self._model.state_dict())
         self._model.load_state_dict(dict(Tensors(state)))
+        num_tokens = {
+            running.request.request_id: len(running.token_ids) for running in [*self._waiting, *self._running]
+        }
+        self._versions.weights_change(num_tokens, self.policy_version)
         self.policy_version = policy_version
         self.reset_prefix_cache()
 

@@ -46,6 +46,7 @@ from vllm.triton_utils import dispatcher
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
+from rllm_gym.rollout.engines.token_versions import TokenVersions
 from rllm_gym.rollout.engines.weight_plan import NoPlaceError, WeightPlan
 from rllm_gym.rollout.weights import Tensors
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
@@ -102,6 +103,7 @@ class VLLMEngine:
     ):
         options = {**_default_options(max_model_len), **_checked(options)}
         self.policy_version = 0
+        self._versions = TokenVersions()
         self.max_context_tokens = max_model_len
         self.no_adapter: LoRARequest | None = None  # one that adds nothing, where other policies ride along
         # On a CPU vLLM would compile a sum that nobody reads, by a C++ compiler, for eight seconds of every start.
@@ -142,10 +144,16 @@ class VLLMEngine:
 
     def step(self) -> list[Completion]:
         with torch.compiler.set_stance(self._stance):
-            return [_completion(output) for output in self._live.step() if output.finished]
+            return [self._completion(output) for output in self._live.step() if output.finished]
+
+    def _completion(self, output: Any) -> Completion:
+        completion = _completion(output)
+        versions = self._versions.take(completion.request_id, len(completion.token_ids), self.policy_version)
+        return dataclasses.replace(completion, policy_versions=versions)
 
     def abort(self, request_id: str) -> None:
         self._live.abort_request([request_id])
+        self._versions.forget(request_id)
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         check_weight_names("VLLMEngine", state, self._weight_names)
@@ -154,6 +162,10 @@ class VLLMEngine:
         if self.load is None and not self._live.has_unfinished_requests():
             self.load = self._choose_load(weights)
         (self.load or self.reload)(weights)
+        running = self._live.output_processor.request_states.values()
+        own = (state for state in running if state.lora_request in (None, self.no_adapter))  # not of other policies
+        num_tokens = {state.external_req_id: state.detokenizer.num_output_tokens() for state in own}
+        self._versions.weights_change(num_tokens, self.policy_version)
         self.policy_version = policy_version
         self.reset_prefix_cache()
 

@@ -1,0 +1,161 @@
+"""Sampling and learning side by side: the EnvRunners play for the train steps to come while the learners train."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rllm_gym.rollout.sample_result import SampleResult
+from rllm_gym.training.replay import await_runners
+from rllm_gym.types import Episode, TaskGroup
+
+if TYPE_CHECKING:
+    from rllm_gym.training.algorithm import LLMAlgorithm
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 0.2  # how long an EnvRunner that is asked waits for a group to end
+Key = tuple[int, ...]
+
+
+@dataclass
+class Ended:
+    """A group that has been played, and how many policy versions ago its oldest token was sampled."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    failed: list[Episode] = field(default_factory=list)
+    age: int = 0
+
+
+class SamplesAhead:
+    """Keeps the EnvRunners at work, and hands over the groups that have been played.
+
+    A group goes to the train step in which it was submitted, or to one of the `staleness` steps after. What has ended
+    is taken first come, first served; but what would be too old in the next step is waited for. So long episodes are
+    neither thrown away nor learnt from less often than short ones.
+
+    Args:
+        algorithm: whose runners play.
+        staleness: how many train steps later a group may be learnt from.
+    """
+
+    def __init__(self, algorithm: LLMAlgorithm, staleness: int) -> None:
+        self._algorithm, self._staleness = algorithm, staleness
+        self._groups: dict[Key, TaskGroup] = {}  # all that no train step has taken, in the order of submission
+        self._submitted_at: dict[Key, int] = {}
+        self._unsent: list[TaskGroup] = []
+        self._playing: dict[int, list[TaskGroup]] = {}  # by EnvRunner
+        self._ended: dict[Key, Ended] = {}  # in the order in which they ended
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been submitted that was not taken."""
+        return not self._groups
+
+    def submit(self, groups: Sequence[TaskGroup], step: int) -> None:
+        """Queue groups in a train step; they go to the runners when something is taken."""
+        for group in groups:
+            self._groups[group.key] = group
+            self._submitted_at[group.key] = step
+        self._unsent += groups
+
+    def take(self, num_groups: int, step: int, version: int, *, of_policies: Callable[[str], bool]) -> list[Ended]:
+        """Return so many groups that have ended, first those that would be too old later; wait until they are there.
+
+        Args:
+            version: of the policies, by which ages are counted.
+            of_policies: whether a module is one of them, and no opponent.
+        """
+        while True:
+            waited_for = [key for key, at in self._submitted_at.items() if at + self._staleness <= step]
+            is_there = all(key in self._ended for key in waited_for)
+            if (is_there and len(self._ended) >= num_groups) or len(self._ended) == len(self._groups):
+                break
+            self._exchange()
+        keys = sorted(self._ended, key=lambda key: self._submitted_at[key] + self._staleness > step)
+        for key in keys[:num_groups]:
+            del self._groups[key], self._submitted_at[key]
+        taken = [self._ended.pop(key) for key in keys[:num_groups]]
+        for group in taken:
+            versions = [
+                int(turn.versions.min())
+                for episode in group.episodes
+                for stream in episode.streams.values()
+                for turn in stream.turns
+                if of_policies(stream.module_id)
+            ]
+            group.age = version - min(versions, default=version)
+        return taken
+
+    def get_state(self) -> list[tuple[TaskGroup, int]]:
+        """Return what has been submitted and not been taken, and when."""
+        return [(group, self._submitted_at[key]) for key, group in self._groups.items()]
+
+    def set_state(self, state: Sequence[tuple[TaskGroup, int]]) -> None:
+        """Play again what another run had submitted."""
+        self._unsent = []
+        self.drain()  # of an algorithm that goes on elsewhere
+        self._ended.clear()
+        self._groups = {group.key: group for group, _ in state}
+        self._submitted_at = {group.key: step for group, step in state}
+        self._unsent = list(self._groups.values())
+        logger.warning(
+            "staleness: %d groups were being played, or waited to be learnt from; they are played again, with the "
+            "weights of now. A resumed run is not bit for bit the uninterrupted one.",
+            len(state),
+        )
+
+    def drain(self) -> None:
+        """Wait until nothing is played any more; what has ended stays here for the next train steps."""
+        while self._unsent or self._playing:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Give the runners what is to be played, and take what has ended."""
+        algorithm = self._algorithm
+        runner_ids = algorithm.runner_ids() or await_runners(algorithm)
+        lost = [group for id_ in set(self._playing) - set(runner_ids) for group in self._playing.pop(id_)]
+        shares: dict[int, list[TaskGroup]] = {id_: [] for id_ in runner_ids if id_ in self._playing}
+        for group in self._unsent:
+            least_busy = min(runner_ids, key=lambda id_: len(self._playing.get(id_, ())))
+            shares.setdefault(least_busy, []).append(group)
+            self._playing.setdefault(least_busy, []).append(group)
+        self._unsent = []
+        horizons, opponents = dict(algorithm.horizons), algorithm.opponent_weights
+        results = algorithm.ask_runners(
+            shares,
+            lambda runner, share: runner.sample_ahead(
+                share, max_episode_steps=horizons, opponents=opponents, wait_s=WAIT_S
+            ),
+        )
+        self._take_over(results)
+        # A runner without an answer has died; one with fewer groups than it was given has been restarted.
+        num_left = {result.worker_index: result.num_groups_left for result in results}
+        for id_ in shares:
+            self._playing[id_] = [group for group in self._playing[id_] if group.key not in self._ended]
+            if len(self._playing[id_]) != num_left.get(id_, 0):
+                lost += self._playing[id_]
+                self._playing[id_] = []
+            if not self._playing[id_]:
+                del self._playing[id_]
+        if lost:
+            self._replay(lost)
+
+    def _replay(self, lost: list[TaskGroup]) -> None:
+        """Play the groups of runners that died again, when the others have played theirs."""
+        self.drain()
+        algorithm = self._algorithm
+        num_groups = algorithm.config.groups_per_step
+        self._take_over(algorithm.replay(lost, num_groups=num_groups, max_episode_steps=algorithm.horizons))
+        for group in lost:
+            if group.key not in self._ended:  # it has killed two runners
+                del self._groups[group.key], self._submitted_at[group.key]
+
+    def _take_over(self, results: Sequence[SampleResult]) -> None:
+        for result in results:
+            for episode in result.episodes:
+                self._ended.setdefault(episode.group.key, Ended()).episodes.append(episode)
+            for episode in result.failed:
+                self._ended.setdefault(episode.group.key, Ended()).failed.append(episode)
