@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+QUICKSTART = Path(__file__).parent.parent / "tuned_examples" / "quickstart.yaml"
+
 
 @contextlib.contextmanager
 def ray_here() -> Iterator[None]:
@@ -52,3 +56,17 @@ def warm_up(config: Any, steps: int, folder: Path) -> None:
         algo.train()
     export_policy(Path(algo.save_to_path(str(folder / "checkpoint"))), folder / "warm")
     algo.stop()
+
+
+def quickstart(folder: Path, name: str, **settings: Any) -> list[dict[str, Any]]:
+    """Run the quickstart with other settings, unless the folder has that run; return a result per train step."""
+    if not (folder / "runs" / name / "summary.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        [experiment] = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8")).values()
+        experiment["config"] |= {"evaluation_seed": 0, **settings}
+        file = folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({name: experiment}), encoding="utf-8")
+        command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", file, "--storage-path", folder / "runs"]
+        subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
+    [results] = (folder / "runs" / name).glob("*/result.json")
+    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]

@@ -2,45 +2,26 @@
 
     .venv/bin/python benchmarks/task_sampling.py                 # five seeds of each: two hours on one core
     .venv/bin/python benchmarks/task_sampling.py --seeds 0 1
-    .venv/bin/python benchmarks/task_sampling.py --report        # the table of the runs that are there
 
-Success is evaluated every ten train steps on 128 training tasks and 128 held-out ones, drawn uniformly for both, since
-the success while sampling is of easier or harder tasks. The last line compares the tokens that both had sampled
-when they first reached the success with which `uniform` ends.
+Runs that are in the folder are not run again. Success is evaluated every ten train steps on 128 training tasks and 128
+held-out ones, drawn uniformly for both, since the success while sampling is of easier or harder tasks. The last line
+compares the tokens that both had sampled when they first reached the success with which `uniform` ends.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
+from separate_runs import quickstart
 
-QUICKSTART = Path(__file__).parent.parent / "tuned_examples" / "quickstart.yaml"
 KINDS = ("uniform", "difficulty")
 
 
-def train(folder: Path, kind: str, seed: int) -> None:
-    """Run the quickstart with a way of sampling tasks, in a process of its own."""
-    name = f"{kind}_{seed}"
-    if (folder / "runs" / name / "summary.json").exists():
-        return
-    [experiment] = yaml.safe_load(QUICKSTART.read_text(encoding="utf-8")).values()
-    experiment["config"] |= {"seed": seed, "task_sampling": kind, "evaluation_interval": 10, "evaluation_seed": 0}
-    file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump({name: experiment}), encoding="utf-8")
-    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", file, "--storage-path", folder / "runs"]
-    subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
-
-
 def rows_of(folder: Path, kind: str, seed: int) -> list[dict[str, Any]]:
-    [file] = (folder / "runs" / f"{kind}_{seed}").glob("*/result.json")
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return quickstart(folder, f"{kind}_{seed}", seed=seed, task_sampling=kind, evaluation_interval=10)
 
 
 def curve(rows: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
@@ -77,12 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--folder", type=Path, default=Path("task_sampling"), help="of the runs")
-    parser.add_argument("--report", action="store_true", help="only the table")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
-    for seed in [] if args.report else args.seeds:
-        for kind in KINDS:
-            train(args.folder, kind, seed)
     report(args.folder, args.seeds)
 
 
