@@ -31,7 +31,7 @@ STEP_S = 0.01
 SLEEPING_STEPS = 12
 SETTINGS: dict[str, dict[str, Any]] = {
     "in turns, 1 thread each": {},
-    "in turns, 2 threads each": {"num_cpus_per_env_runner": 2, "num_cpus_for_main_process": 2},
+    "in turns, 2 threads for the learner": {"num_cpus_for_main_process": 2},
     "`staleness: 1`": {"staleness": 1},
     "`staleness: 1`, decoupled": {"staleness": 1, "old_logp": "recompute", "importance_correction": "token"},
 }
