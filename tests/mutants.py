@@ -38,6 +38,7 @@ def option(name: str, file: str, old: str, new: str) -> Mutant:
 POLICY, LEARNER = "algorithms/policy_gradient.py", "rllm_gym/learner/deepspeed.py"
 RUNNER, CONFIG = "rllm_gym/rollout/env_runner.py", "rllm_gym/training/config.py"
 EVALUATION, MAKER = "rllm_gym/training/split_evaluation.py", "rllm_gym/training/sample_maker.py"
+AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_samples_ahead.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
 MUTANTS = [
@@ -148,6 +149,29 @@ MUTANTS = [
         "normalize_std=self.config.normalize_std",
         "normalize_std=True",
     ),
+    # sampling ahead
+    option("staleness", POLICY, "SamplesAhead(self, config.staleness) if config.staleness else None", "None"),
+    Mutant(
+        "what grows too old is not waited for", AHEAD, "at + self._staleness <= step", "False", f"{AHEAD_TESTS} -k slow"
+    ),
+    Mutant(
+        "stale groups are learnt from", POLICY, "if group.age <= self.config.staleness]", "]", f"{AHEAD_TESTS} -k old"
+    ),
+    Mutant("an evaluation does not wait", POLICY, "self.ahead.drain()", "pass", f"{AHEAD_TESTS} -k evaluation"),
+    Mutant(
+        "what was played ahead is forgotten by checkpoints",
+        POLICY,
+        'self.ahead.set_state(state.get("ahead", []))',
+        "pass",
+        f"{AHEAD_TESTS} -k resumed",
+    ),
+    Mutant(
+        "all tokens of a turn have the version of its beginning",
+        "rllm_gym/rollout/loop.py",
+        "token_versions=versions,",
+        "",
+        "tests/rollout/test_loop.py -k version",
+    ),
     option("task_sampling", POLICY, 'config.task_sampling == "difficulty"', "False"),
     option("min_probability", POLICY, "min_probability=config.min_probability", "min_probability=0.1"),
     Mutant(
@@ -247,14 +271,14 @@ MUTANTS = [
     ),
     Mutant(
         "a resumed run forgets its horizon's stage",
-        "rllm_gym/training/algorithm.py",
+        "rllm_gym/training/checkpointed.py",
         'for name, stage in state.get("horizon_stages", {}).items()}',
         "for name, stage in ()}",
         f"{JOINTS} -k resumed",
     ),
     Mutant(
         "a resumed run forgets the optimizer",
-        "rllm_gym/training/algorithm.py",
+        "rllm_gym/training/checkpointed.py",
         '        self.on_all_learners(lambda learner: learner.load_engines(f"{path}/deepspeed"))\n',
         "",
         f"{JOINTS} -k resumed",

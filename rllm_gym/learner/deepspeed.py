@@ -102,7 +102,7 @@ class DeepSpeedLearner(TorchLearner):
             model=module, optimizer=optimizer, model_parameters=parameters, config=settings, dist_init_required=False
         )
         self.engines[module_id] = engine
-        if self.config.zero_stage == 3:
+        if engine.zero_optimization_stage() == 3:
             module.gather_parameters = deepspeed.zero.GatheredParameters
         self.register_optimizer(module_id=module_id, optimizer=engine.basic_optimizer, params=parameters)
 
@@ -202,7 +202,7 @@ class DeepSpeedLearner(TorchLearner):
             engine.backward(loss * world_size(), scale_wrt_gas=False)  # DeepSpeed averages over ranks
         is_finite = self.all_reduce(torch.tensor(float(is_finite)), dist.ReduceOp.MIN).item() > 0
         # ZeRO-0 clips inside step() and keeps no norm unless the gradients are flattened for it.
-        norm = self.module[module_id].gradient_norm() if self.config.zero_stage == 0 else None
+        norm = self.module[module_id].gradient_norm() if engine.zero_optimization_stage() == 0 else None
         is_discarded = norm is not None and not (is_finite and math.isfinite(norm))
         if is_discarded:
             engine.zero_grad()

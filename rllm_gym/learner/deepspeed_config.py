@@ -26,12 +26,24 @@ def deepspeed_config(config: Any, num_parameters: int, options: Mapping[str, Any
         "fp16": {"enabled": config.dtype == "float16"},
         "steps_per_print": 10**9,
         "zero_optimization": {
-            "stage": config.zero_stage,
+            "stage": zero_stage(config),
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
         },
     }
     return merge(generated, options)
+
+
+def zero_stage(config: Any) -> int:
+    """Return the ZeRO stage: the configured one, or what is best if it leaves the choice.
+
+    A single learner has nobody to share with, and the flat copies of the higher stages cost it time and memory; but of
+    16-bit weights they are the float32 ones, and what is offloaded is theirs.
+    """
+    if config.zero_stage is not None:
+        return int(config.zero_stage)
+    is_offloaded = any(name.startswith("offload") for name in config.deepspeed.get("zero_optimization", {}))
+    return 0 if config.num_learners <= 1 and config.dtype == "float32" and not is_offloaded else 2
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,9 +106,12 @@ class LearnerOptions:
     ] = 0
     num_minibatches: Annotated[Count, Doc("optimizer steps per pass over a train step's samples.")] = 1
     zero_stage: Annotated[
-        Literal[0, 1, 2, 3],
-        Doc("what DeepSpeed partitions over learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too."),
-    ] = 2
+        Literal[0, 1, 2, 3] | None,
+        Doc(
+            "what DeepSpeed partitions over learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too; null is 2, "
+            "but 0 where one learner trains in float32 and nothing is offloaded."
+        ),
+    ] = None
     deepspeed: Annotated[
         dict,
         Doc(

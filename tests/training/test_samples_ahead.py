@@ -35,6 +35,24 @@ def test_every_task_is_learnt_from_once_and_none_later_than_allowed(tiny_model, 
     assert metrics["num_groups_stale"] == 0 < metrics["group_age_mean"] <= staleness
 
 
+def test_slow_episodes_are_waited_for_before_they_are_too_old(tiny_model):
+    with run(tiny_model, staleness=1, filter_groups="off", steps=0, num_envs_per_env_runner=32) as found:
+        submit = type(found.engine).submit
+
+        def slowly(request):
+            submit(found.engine, request)
+            if len(found.engine.requests) <= 4:  # the episodes of the first group
+                found.engine._running[-1].steps_left += 2000
+
+        found.runner.build()
+        found.engine.submit = slowly
+        found.algo.train()
+        assert (0, 0, 0) not in keys_of(found.algo.sampled.played)  # the others of two steps were there first
+        found.algo.train()
+        assert (0, 0, 0) in keys_of(found.algo.sampled.played)
+        assert max(found.algo.sampled.ages) <= 1
+
+
 def test_the_runner_plays_while_the_learner_trains(tiny_model):
     with run(tiny_model, staleness=1, steps=1) as found:
         sampled_before = found.runner.num_env_steps_sampled_lifetime
