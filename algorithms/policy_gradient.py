@@ -84,7 +84,7 @@ class PolicyGradient(LLMAlgorithm):
             # Whatever has failed, what was sampled is not lost.
             self.record(step, self.sampled.played + self.sampled.failed, self.sampled.samples)
         if self.task_difficulty is not None:
-            self.task_difficulty.record(step, self.sampled.played, self.horizons)
+            self.task_difficulty.record(step, self.sampled.played)
         trained = self.sampled.trained
         results = self.update(trained, kl_coeff=self.kl_coeff)
         learned_at = time.perf_counter()

@@ -202,6 +202,7 @@ class Episode:
     is trained). `info` is the last step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info}
     of several. `timings` are seconds: `env_s`, `engine_s`, `total_s`. `num_env_timeouts` counts the attempts in which
     the environment did not answer in time, `num_role_markers` what it said that looks like the beginning of a turn.
+    `horizon` is the number of environment steps that it might take; None is no limit.
     """
 
     episode_id: str
@@ -219,6 +220,7 @@ class Episode:
     num_retries: int = 0
     num_env_timeouts: int = 0
     num_role_markers: int = 0
+    horizon: int | None = None
 
     def take_info(self, agent_id: str, info: Mapping[str, Any], *, is_only_agent: bool) -> None:
         """Take over what the environment's info says after a reset or a step."""

@@ -322,7 +322,7 @@ class Recorder:
 
     def __init__(self, folder: Path, environments: Sequence[Environment], keep: Keep | None = None) -> None:
         self._keep = keep
-        self._folder, self._names = folder, [environment.name for environment in environments]
+        self._folder = folder
         self._versions = [environment.version for environment in environments]
         self._splits = [str(environment.env_config.get("split") or "train") for environment in environments]
         self._writer: TrajectoryWriter | None = None
@@ -333,13 +333,11 @@ class Recorder:
         samples: Iterable[Sample] = (),
         *,
         train_step: int | None,
-        horizons: Mapping[str, int | None],
         split: str | None = None,
     ) -> list[EpisodeRecord]:
         """Append episodes, with what `samples` hold of their tokens; returns their records.
 
         Args:
-            horizons: by the environment's name.
             split: what was evaluated; None in training, whose episodes are of the environment's own split.
         """
         parts: dict[tuple[str, str], list[Sample]] = defaultdict(list)
@@ -352,7 +350,7 @@ class Recorder:
                 episode,
                 env_version=self._versions[index],
                 train_step=train_step,
-                max_episode_steps=horizons[self._names[index]],
+                max_episode_steps=episode.horizon,
                 split=split or self._splits[index],
                 is_evaluation=split is not None,
                 samples={agent: parts[episode.episode_id, agent] for agent in episode.streams},

@@ -226,7 +226,7 @@ def _played(plan: Plan, groups: Sequence[TaskGroup], recorder: Recorder) -> Iter
                 played, failed = algo.sample(request, max_episode_steps=horizons, params=panel.sampling)
                 episodes: list[Episode] = [*played, *failed]
                 _add_usage(plan.folder, algo.env_runner_group.foreach_env_runner("take_usage", local_env_runner=False))
-                records = recorder.append(episodes, train_step=None, horizons=horizons, split=panel.split)
+                records = recorder.append(episodes, train_step=None, split=panel.split)
                 yield _outcomes(records) + _dropped(request, episodes)
     finally:
         algo.stop()

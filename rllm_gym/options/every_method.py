@@ -108,8 +108,8 @@ class LearnerOptions:
     zero_stage: Annotated[
         Literal[0, 1, 2, 3] | None,
         Doc(
-            "what DeepSpeed partitions over learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too; null is 2, "
-            "but 0 where one learner trains in float32 and nothing is offloaded."
+            "what DeepSpeed partitions over learners: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too; null is "
+            "2, but 0 where one learner trains in float32 and nothing is offloaded."
         ),
     ] = None
     deepspeed: Annotated[

@@ -132,11 +132,11 @@ class RolloutLoop:
     def submit(
         self, groups: Iterable[TaskGroup], *, max_episode_steps: HorizonByEnv, params: ParamsByModule | None = None
     ) -> None:
-        """Queue groups, and set the horizon and the sampling of every episode that begins from here on.
+        """Queue groups, and set the horizon and the sampling of every group that begins from here on.
 
         Args:
             max_episode_steps: the horizon in environment steps, or one for each environment index; None for no limit.
-                Episodes that were submitted before and have not begun get the new one, those in flight keep theirs.
+                Groups that were submitted before and have not begun get the new one, those in flight keep theirs.
             params: new sampling parameters; None keeps the ones in use.
         """
         for horizon in max_episode_steps if isinstance(max_episode_steps, Sequence) else [max_episode_steps]:
@@ -211,9 +211,12 @@ class RolloutLoop:
     def _begin_episodes(self) -> None:
         while self._pending and (slot := self._pool.acquire(self._pending[0][1].group.env_index)):
             progress, episode = self._pending.popleft()
-            horizons = self._horizon
-            horizon = horizons[episode.group.env_index] if isinstance(horizons, Sequence) else horizons
-            play = Play(progress, episode, slot, horizon, self._params, self._now(), self._now())
+            if progress.begun_with is None:
+                horizons = self._horizon
+                horizon = horizons[episode.group.env_index] if isinstance(horizons, Sequence) else horizons
+                progress.begun_with = horizon, self._params
+            episode.horizon, params = progress.begun_with
+            play = Play(progress, episode, slot, params, self._now(), self._now())
             self._plays.append(play)
             # So that the episodes of a group, and groups of one episode, put everybody into every seat.
             seating = episode.group.key[-1] + episode.member
@@ -232,7 +235,8 @@ class RolloutLoop:
         if self._on_start and job.call == "reset":
             self._on_start(play.episode, play.observations)
         end_reason = job.result.end_reason
-        if not end_reason and play.horizon is not None and play.episode.num_env_steps >= play.horizon:
+        horizon = play.episode.horizon
+        if not end_reason and horizon is not None and play.episode.num_env_steps >= horizon:
             end_reason = "horizon"
         if end_reason or (self._max_turns and play.has_used_up(self._max_turns, job.result.to_act)):
             self._finish(play, end_reason or "horizon")

@@ -14,9 +14,10 @@ ParamsByModule = SamplingParams | Mapping[str, SamplingParams]  # for all module
 
 @dataclass
 class Progress:
-    """The episodes of one group that have ended."""
+    """The episodes of one group that have ended. All have the horizon and the sampling of the first that was begun."""
 
     group: TaskGroup
+    begun_with: tuple[int | None, dict[str, SamplingParams]] | None = None
     episodes: list[Episode] = field(default_factory=list)
     failed: list[Episode] = field(default_factory=list)
 
@@ -36,7 +37,6 @@ class Play:
     progress: Progress
     episode: Episode
     slot: EnvSlot
-    horizon: int | None
     params: dict[str, SamplingParams]
     begun_s: float
     asked_s: float

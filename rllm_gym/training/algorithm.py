@@ -337,18 +337,15 @@ class LLMAlgorithm(Checkpointed):
 
     # --- records ---
 
-    def record(self, step: int, episodes: Sequence[Episode], samples: Sequence[Sample] = (), **settings: Any) -> None:
-        """Append episodes to the trajectories, with what `samples` hold of their tokens.
-
-        Args:
-            settings: of an evaluation, its `split` and `horizons`; see `Recorder.append`.
-        """
+    def record(
+        self, step: int, episodes: Sequence[Episode], samples: Sequence[Sample] = (), *, split: str | None = None
+    ) -> None:
+        """Append episodes to the trajectories, with what `samples` hold of their tokens; `split` was evaluated."""
         if not self.config.save_trajectories:
             return
         if self._recorder is None:
             self._recorder = Recorder(self.trajectories_path, self.environments, self.config.kept_episodes)
-        settings.setdefault("horizons", self.horizons)
-        self._recorder.append(episodes, samples, train_step=step, **settings)
+        self._recorder.append(episodes, samples, train_step=step, split=split)
 
     @property
     def trajectories_path(self) -> Path:

@@ -80,7 +80,7 @@ def evaluate_split(
     params = params or algorithm.config.evaluation_params
     episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, params=params)
     _name_after(split, [*episodes, *failed])
-    algorithm.record(algorithm.training_iteration, [*episodes, *failed], split=split, horizons=horizons)
+    algorithm.record(algorithm.training_iteration, [*episodes, *failed], split=split)
     check_failures(algorithm, episodes, failed)
     metrics: dict[str, Any] = episode_metrics(episodes, failed)
     metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())

@@ -35,7 +35,7 @@ class TaskDifficulty:
         # By environment, then horizon, then task: (pairs that differed, pairs, the train step of the last).
         self._seen: dict[str, dict[int, dict[str, tuple[float, float, int]]]] = {name: {} for name in names}
 
-    def record(self, train_step: int, episodes: Sequence[Episode], horizons: Mapping[str, int | None]) -> None:
+    def record(self, train_step: int, episodes: Sequence[Episode]) -> None:
         """Take in how a train step's episodes have ended."""
         by_group = sorted(episodes, key=lambda episode: episode.group.key)
         for _, of_group in groupby(by_group, key=lambda episode: episode.group.key):
@@ -47,7 +47,7 @@ class TaskDifficulty:
             num_pairs = len(group) * (len(group) - 1) / 2
             num_alike = float((counts * (counts - 1) / 2).sum())
             name = self._names[task.env_index]
-            seen = self._seen[name].setdefault(horizons.get(name) or 0, {})
+            seen = self._seen[name].setdefault(group[0].horizon or 0, {})
             item = str(task.item_id)
             differed, pairs = self._faded(seen.get(item), train_step)
             seen[item] = (differed + num_pairs - num_alike, pairs + num_pairs, train_step)

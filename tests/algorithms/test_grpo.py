@@ -87,6 +87,24 @@ def test_a_group_that_kills_two_runners_is_dropped_and_the_others_are_played(tin
     assert "of deadly (say_the_word_2): it killed two EnvRunners." in caplog.text
 
 
+def test_runners_that_are_killed_while_they_sample_ahead_lose_nothing(tiny_model, build):
+    options = {"groups_per_step": 4, "group_size": 2, "engine": "transformers", "filter_groups": "off"}
+    algo = build(toy_config(tiny_model, num_env_runners=2, staleness=1, **options))
+    keys = []
+    for step in range(6):
+        if step in (2, 4):
+            pids = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+            for pid in pids[: step // 2]:  # one of two, then both
+                os.kill(pid, signal.SIGKILL)
+        result = algo.train()
+        keys += [episode.group.key for episode in algo.sampled.played if episode.member == 0]
+        assert result["env_runners"]["num_episodes"] == 8
+        assert result["num_groups_stale"] == 0
+    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 3
+    assert len(keys) == len(set(keys)) == 24
+    assert {key[1] for key in keys} == set(range(6)) or {key[1] for key in keys} == set(range(7))
+
+
 def test_every_metric_is_finite_in_every_result_also_when_all_groups_are_dropped(tiny_model, build):
     algo = build(toy_config(tiny_model, env_config={"num_turns": 2}, groups_per_step=2, group_size=8))
     for _ in range(2):

@@ -167,6 +167,16 @@ def test_a_new_horizon_holds_for_episodes_begun_later_only(talk, make_loop):
     assert text_of(done["S"], talk) == "S>[a|]1>[a|]2>"
 
 
+def test_a_group_keeps_the_horizon_that_it_was_begun_with(talk, make_loop):
+    loop = make_loop(ScriptedEngine(lambda prompt: talk.encode("a|")), num_envs=1)
+    loop.submit([group(0, "A", size=3), group(1, "B")], max_episode_steps=2)
+    calls = itertools.count()
+    raised = lambda: next(calls) == 1 and loop.submit([], max_episode_steps=4)  # noqa: E731
+    ended = {g.group.item_id: g.episodes for g in loop.finished_groups(between_steps=raised)}
+    assert [e.num_env_steps for e in ended["A"]] == [e.horizon for e in ended["A"]] == [2, 2, 2]
+    assert (ended["B"][0].num_env_steps, ended["B"][0].horizon) == (4, 4)
+
+
 def test_an_end_at_the_horizon_counts_as_the_environments_own(talk, make_loop):
     for reply, end_reason in (("!|", "terminated"), ("!?|", "terminated"), ("?|", "truncated"), ("a|", "horizon")):
         engine = ScriptedEngine([talk.encode(reply)])

@@ -16,14 +16,14 @@ ITEMS = [f"t_{k}" for k in range(10)]
 HORIZONS = {"maze": 4}
 
 
-def episodes(item, returns, *, step=0, agents=("agent_0",)):
+def episodes(item, returns, *, step=0, agents=("agent_0",), horizon=4):
     """Episodes of one group, in which each agent earns its return."""
     group = TaskGroup((0, step, int(item.partition("_")[2])), item, len(returns))
     streams = []
     for of in returns:
         earned = zip(agents, np.atleast_1d(of), strict=True)
         streams.append({agent: SimpleNamespace(turns=[SimpleNamespace(reward=reward)]) for agent, reward in earned})
-    return [SimpleNamespace(group=group, streams=of) for of in streams]
+    return [SimpleNamespace(group=group, streams=of, horizon=horizon) for of in streams]
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def difficulty():
 
 
 def test_a_task_between_always_and_never_is_the_likeliest(difficulty):
-    difficulty.record(0, episodes("t_0", [1.0] * 8) + episodes("t_1", [0.0] * 8), HORIZONS)
-    difficulty.record(0, episodes("t_2", [1.0, 0.0] * 4) + episodes("t_3", [1.0] + [0.0] * 7), HORIZONS)
+    difficulty.record(0, episodes("t_0", [1.0] * 8) + episodes("t_1", [0.0] * 8))
+    difficulty.record(0, episodes("t_2", [1.0, 0.0] * 4) + episodes("t_3", [1.0] + [0.0] * 7))
     p = dict(zip(ITEMS, difficulty.probabilities(1, 0, ITEMS, HORIZONS), strict=True))
     assert sum(p.values()) == pytest.approx(1.0)
     assert p["t_2"] > p["t_3"] > p["t_0"] == p["t_1"] > 0.1 / 10
@@ -42,41 +42,42 @@ def test_a_task_between_always_and_never_is_the_likeliest(difficulty):
 
 def test_no_probability_reaches_0_however_much_is_known(difficulty):
     for step in range(200):
-        difficulty.record(step, episodes("t_0", [1.0] * 8, step=step), HORIZONS)
-        difficulty.record(step, episodes("t_1", [1.0, 0.0] * 4, step=step), HORIZONS)
+        difficulty.record(step, episodes("t_0", [1.0] * 8, step=step))
+        difficulty.record(step, episodes("t_1", [1.0, 0.0] * 4, step=step))
     assert difficulty.probabilities(200, 0, ITEMS[:2], HORIZONS)[0] >= 0.1 / 2
 
 
 def test_what_was_seen_long_ago_counts_little(difficulty):
-    difficulty.record(0, episodes("t_0", [0.0] * 8) + episodes("t_1", [1.0, 0.0] * 4), HORIZONS)
+    difficulty.record(0, episodes("t_0", [0.0] * 8) + episodes("t_1", [1.0, 0.0] * 4))
     ratios = [p[1] / p[0] for step in (1, 50, 400) for p in [difficulty.probabilities(step, 0, ITEMS, HORIZONS)]]
     assert ratios[0] > ratios[1] > ratios[2]
     assert ratios[2] == pytest.approx(1.0, abs=0.01)
 
 
 def test_graded_returns_and_several_agents_count_too(difficulty):
-    difficulty.record(0, episodes("t_0", [0.1, 0.2, 0.3, 0.4]) + episodes("t_1", [0.3] * 4), HORIZONS)
+    difficulty.record(0, episodes("t_0", [0.1, 0.2, 0.3, 0.4]) + episodes("t_1", [0.3] * 4))
     zero_sum = [(1.0, -1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, 1.0)]
-    difficulty.record(0, episodes("t_2", zero_sum, agents=("player_0", "player_1")), HORIZONS)
+    difficulty.record(0, episodes("t_2", zero_sum, agents=("player_0", "player_1")))
     p = difficulty.probabilities(1, 0, ITEMS[:3], HORIZONS)
     assert p[0] > p[1] and p[2] > p[1]
 
 
 def test_another_horizon_begins_with_what_the_last_one_told(difficulty):
-    difficulty.record(0, episodes("t_0", [0.0] * 8) + episodes("t_1", [1.0, 0.0] * 4), {"maze": 2})
+    difficulty.record(0, episodes("t_0", [0.0] * 8, horizon=2) + episodes("t_1", [1.0, 0.0] * 4, horizon=2))
     told = difficulty.probabilities(1, 0, ITEMS, {"maze": 6})
     assert told[1] > told[0]
-    difficulty.record(1, episodes("t_0", [1.0, 0.0] * 4, step=1) + episodes("t_1", [1.0] * 8, step=1), {"maze": 6})
+    later = {"step": 1, "horizon": 6}
+    difficulty.record(1, episodes("t_0", [1.0, 0.0] * 4, **later) + episodes("t_1", [1.0] * 8, **later))
     now = difficulty.probabilities(2, 0, ITEMS, {"maze": 6})
     assert now[0] > now[1]
     assert difficulty.probabilities(2, 0, ITEMS, {"maze": 2})[1] > difficulty.probabilities(2, 0, ITEMS, {"maze": 2})[0]
 
 
 def test_the_state_comes_back_from_a_checkpoint(difficulty):
-    difficulty.record(0, episodes("t_2", [1.0, 0.0] * 4), HORIZONS)
+    difficulty.record(0, episodes("t_2", [1.0, 0.0] * 4))
     state = difficulty.get_state()
     before = difficulty.probabilities(5, 0, ITEMS, HORIZONS)
-    difficulty.record(1, episodes("t_2", [1.0] * 8, step=1), HORIZONS)  # the state is not what goes on
+    difficulty.record(1, episodes("t_2", [1.0] * 8, step=1))  # the state is not what goes on
     restored = TaskDifficulty(["maze"], min_probability=0.1)
     restored.set_state(state)
     np.testing.assert_array_equal(restored.probabilities(5, 0, ITEMS, HORIZONS), before)
@@ -84,9 +85,9 @@ def test_the_state_comes_back_from_a_checkpoint(difficulty):
 
 def test_the_sampler_keeps_environments_and_keys_and_draws_each_task_once_a_step(difficulty):
     plain = TaskSampler([ITEMS], [1.0], seed=3, group_size=4)
-    difficulty.record(0, episodes("t_2", [1.0, 0.0] * 4), HORIZONS)
+    difficulty.record(0, episodes("t_2", [1.0, 0.0] * 4))
     for item in ITEMS[3:]:
-        difficulty.record(0, episodes(item, [1.0] * 8), HORIZONS)
+        difficulty.record(0, episodes(item, [1.0] * 8))
 
     def dealt(step, num_groups):
         return DifficultySampler(plain, difficulty, lambda: HORIZONS).groups(step, num_groups)
