@@ -81,9 +81,9 @@ docs: install
 	$(VENV)/bin/mkdocs build --strict
 
 # pytest prints the slowest tests (pyproject.toml).
-# Two tests at a time, handed out one by one in their order, those of a group to one worker: each wants a core and 4 GB.
-# `make test WORKERS=0` runs them one after the other.
-WORKERS ?= 2
+# Three tests at a time, handed out one by one in their order, those of a group to one worker: each wants up to 4 GB and a
+# core, but for the third of the time in which it waits. `make test WORKERS=0` runs them one after the other.
+WORKERS ?= 3
 PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
