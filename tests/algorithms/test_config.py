@@ -38,7 +38,7 @@ def validated(**options) -> GRPOConfig:
             {"engine": "transformers", "engine_options": {"seed": 1}},
             "engine_options: the engine transformers takes device; got 'seed'. Did you mean 'device'?",
         ),
-        ({"zero_stage": 4}, "zero_stage must be one of 0, 1, 2, 3; got 4."),
+        ({"zero_stage": 4}, "zero_stage must be one of 0, 1, 2, 3 or null; got 4."),
         ({"importance_correction": "token"}, "Set old_logp: recompute."),
         ({"lr": [[0, 1e-4], [9, 1e-5]]}, "lr must be a number"),
         ({"kl_kind": "k9"}, "kl_kind must be one of k1, k2, k3, low_variance; got 'k9'."),

@@ -14,25 +14,35 @@ from rllm_gym.data import read_episodes
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, numbers, toy_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("grpo")]
+
+
+NUM_TURNS = 3
+SCALING = {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 20}
+
+
+@pytest.fixture(scope="module")
+def learnt(tiny_model, toy_environments):
+    """An algorithm after the steps of its first horizon, and their results: one for three promises."""
+    options = {"env_config": {"num_turns": NUM_TURNS}, "max_episode_steps": None, "scaling_inter": SCALING}
+    algo = toy_config(tiny_model, lr=3e-3, **options).build_algo()
+    results = [algo.train() for _ in range(SCALING["steps_per_stage"])]
+    yield algo, results
+    algo.stop()
 
 
 @pytest.mark.promise
-def test_it_learns_to_say_the_word(tiny_model, build):
-    algo = build(toy_config(tiny_model, lr=3e-3))
-    returns = [algo.train()["env_runners"]["episode_return_mean"] for _ in range(30)]
+def test_it_learns_to_say_the_word(learnt):
+    # Each turn earns its share, and at the first horizon there is one.
+    returns = [NUM_TURNS * result["env_runners"]["episode_return_mean"] for result in learnt[1]]
     print("returns", np.round(returns, 3))
     assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.25
 
 
 @pytest.mark.promise
-def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, tmp_path):
-    scaling = {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 3}
-    config = toy_config(tiny_model, env_config={"num_turns": 2}, max_episode_steps=None, scaling_inter=scaling)
-    algo = build(config)
-    for _ in range(3):
-        result = algo.train()
-    assert result["max_episode_steps"] == 1
+def test_a_restored_run_takes_the_same_next_step_bit_for_bit(learnt, tmp_path):
+    algo, results = learnt
+    assert results[-1]["max_episode_steps"] == 1
     path = algo.save_to_path(str(tmp_path / "checkpoint"))
     saved = module_weights(algo)
     expected = algo.train()
@@ -58,11 +68,9 @@ def test_a_restored_run_takes_the_same_next_step_bit_for_bit(tiny_model, build, 
 
 
 @pytest.mark.promise
-def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(tiny_model, build):
-    scaling = {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 1}
-    config = toy_config(tiny_model, env_config={"num_turns": 3}, max_episode_steps=None, scaling_inter=scaling)
-    algo = build(config)
-    algo.train()
+def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(learnt):
+    algo, _ = learnt
+    before = algo.train()
     [pid] = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
     os.kill(pid, signal.SIGKILL)
     result = algo.train()
@@ -70,7 +78,7 @@ def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(ti
     assert result["env_runners"]["num_episodes"] == 128
     assert result["max_episode_steps"] == 2
     assert result["env_runners"]["num_turns_mean"] == 2.0
-    assert result["policy_version"] == 1
+    assert result["policy_version"] == before["policy_version"] + 1
     assert result["learners"]["default_policy"]["logp_difference_max"] < 1e-3
     assert result["fault_tolerance"]["num_groups_killed_runners"] == 0
 
