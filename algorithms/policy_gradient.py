@@ -101,7 +101,7 @@ class PolicyGradient(LLMAlgorithm):
     def _sample_groups(self, step: int) -> None:
         """Fill `self.sampled`, with fresh tasks for the groups that are dropped."""
         config = self.config
-        if self.ahead is not None and self.ahead.is_empty:
+        if self.ahead is not None and not self.ahead.has_begun:
             for behind in range(config.staleness):
                 self.ahead.submit(self.task_sampler.groups(step + behind, config.groups_per_step), step)
         groups = self.task_sampler.groups(step + config.staleness, config.groups_per_step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from rllm_gym.errors import RllmGymError
 
 if TYPE_CHECKING:
     from rllm_gym.rollout.loop import RolloutLoop
-    from rllm_gym.types import EpisodeGroup
+    from rllm_gym.types import EpisodeGroup, TaskGroup
 
 LOOK_S = 1.0  # how often a caller looks whether the thread has died
 
@@ -38,14 +38,14 @@ class BackgroundSampling:
         self._calls: queue.SimpleQueue[tuple[Callable[[], object], Future[None]] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[EpisodeGroup] = queue.SimpleQueue()
         self._error: Exception | None = None
-        self.num_groups = 0  # begun and not taken
+        self.groups: set[tuple[int, ...]] = set()  # the keys of those that were begun and not taken
         self._thread = threading.Thread(target=self._run, name="background-sampling", daemon=True)
         self._thread.start()
 
-    def begin(self, submit: Callable[[], object], num_groups: int) -> None:
+    def begin(self, submit: Callable[[], object], groups: Iterable[TaskGroup]) -> None:
         """Let a function submit groups to the loop, between two steps of its engines."""
         self.between_steps(submit)
-        self.num_groups += num_groups
+        self.groups |= {group.key for group in groups}
 
     def between_steps(self, function: Callable[[], object]) -> None:
         """Call a function between two steps of the engines, and wait until it is done.
@@ -68,7 +68,7 @@ class BackgroundSampling:
                 groups.append(self._finished.get_nowait())
         except queue.Empty:
             self._check()
-        self.num_groups -= len(groups)
+        self.groups -= {ended.group.key for ended in groups}
         return groups
 
     def stop(self) -> None:

@@ -237,7 +237,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             if self._background is None:
                 self._background = BackgroundSampling(self._loop, num_threads=self.config.num_env_runner_threads)
             if groups:
-                self._background.begin(begin, len(groups))
+                self._background.begin(begin, groups)
             return self._conclude(self._background.take(wait_s))
 
         return self._answer(exchange)
@@ -253,7 +253,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             except Exception as error:  # whatever it was, the driver raises it
                 result.error = _describe(error)
         if self._background is not None:
-            result.num_groups_left = self._background.num_groups
+            result.groups_left = frozenset(self._background.groups)
         return result
 
     def _between_steps(self, function: Callable[[], object]) -> None:
@@ -267,7 +267,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> list[EpisodeGroup]:
         self.build()
-        if self._background is not None and self._background.num_groups:
+        if self._background is not None and self._background.groups:
             raise RllmGymError("LLMEnvRunner: other groups are being played in the background. Take them first.")
         for engine in self.engines.values():
             engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one

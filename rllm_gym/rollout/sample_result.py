@@ -13,7 +13,7 @@ class SampleResult:
     """What one runner sends to the driver: the episodes that were played, those that failed, and its metrics.
 
     `error` is the traceback of what went wrong in the runner itself: RLlib would lose an exception (it ends the actor,
-    and the driver gets nothing). `num_groups_left` are those that it plays on.
+    and the driver gets nothing). `groups_left` are the keys of those that it plays on.
     """
 
     worker_index: int
@@ -21,4 +21,4 @@ class SampleResult:
     failed: list[Episode] = field(default_factory=list)
     metrics: Any = None
     error: str | None = None
-    num_groups_left: int = 0
+    groups_left: frozenset[tuple[int, ...]] = frozenset()

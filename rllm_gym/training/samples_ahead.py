@@ -46,13 +46,9 @@ class SamplesAhead:
         self._groups: dict[Key, TaskGroup] = {}  # all that no train step has taken, in the order of submission
         self._submitted_at: dict[Key, int] = {}
         self._unsent: list[TaskGroup] = []
+        self.has_begun = False
         self._playing: dict[int, list[TaskGroup]] = {}  # by EnvRunner
         self._ended: dict[Key, Ended] = {}  # in the order in which they ended
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been submitted that was not taken."""
-        return not self._groups
 
     def submit(self, groups: Sequence[TaskGroup], step: int) -> None:
         """Queue groups in a train step; they go to the runners when something is taken."""
@@ -60,6 +56,7 @@ class SamplesAhead:
             self._groups[group.key] = group
             self._submitted_at[group.key] = step
         self._unsent += groups
+        self.has_begun = True
 
     def take(self, num_groups: int, step: int, version: int, *, of_policies: Callable[[str], bool]) -> list[Ended]:
         """Return so many groups that have ended, first those that would be too old later; wait until they are there.
@@ -98,14 +95,16 @@ class SamplesAhead:
         self._unsent = []
         self.drain()  # of an algorithm that goes on elsewhere
         self._ended.clear()
+        self.has_begun = bool(state)
         self._groups = {group.key: group for group, _ in state}
         self._submitted_at = {group.key: step for group, step in state}
         self._unsent = list(self._groups.values())
-        logger.warning(
-            "staleness: %d groups were being played, or waited to be learnt from; they are played again, with the "
-            "weights of now. A resumed run is not bit for bit the uninterrupted one.",
-            len(state),
-        )
+        if state:
+            logger.warning(
+                "staleness: %d groups were being played, or waited to be learnt from; they are played again, with the "
+                "weights of now. A resumed run is not bit for bit the uninterrupted one.",
+                len(state),
+            )
 
     def drain(self) -> None:
         """Wait until nothing is played any more; what has ended stays here for the next train steps."""
@@ -131,15 +130,13 @@ class SamplesAhead:
             ),
         )
         self._take_over(results)
-        # A runner without an answer has died; one with fewer groups than it was given has been restarted.
-        num_left = {result.worker_index: result.num_groups_left for result in results}
+        # A runner without an answer has died; one that knows nothing of what it was given has been restarted.
+        left = {result.worker_index: result.groups_left for result in results}
         for id_ in shares:
-            self._playing[id_] = [group for group in self._playing[id_] if group.key not in self._ended]
-            if len(self._playing[id_]) != num_left.get(id_, 0):
-                lost += self._playing[id_]
-                self._playing[id_] = []
-            if not self._playing[id_]:
-                del self._playing[id_]
+            given = [group for group in self._playing.pop(id_) if group.key not in self._ended]
+            lost += [group for group in given if group.key not in left.get(id_, ())]
+            if still := [group for group in given if group.key in left.get(id_, ())]:
+                self._playing[id_] = still
         if lost:
             self._replay(lost)
 

@@ -135,9 +135,10 @@ def test_what_runs_in_the_background_takes_calls_and_stops_while_it_plays(talk, 
     engine = ScriptedEngine(lambda prompt: talk.encode("a|"))  # never ends
     loop = make_loop(engine)
     background = BackgroundSampling(loop, num_threads=1)
-    background.begin(lambda: loop.submit([group(0, "S")], max_episode_steps=50_000), 1)
+    groups = [group(0, "S")]
+    background.begin(lambda: loop.submit(groups, max_episode_steps=50_000), groups)
     background.between_steps(lambda: engine.load_weights({}, policy_version=3))
-    assert (engine.policy_version, background.num_groups) == (3, 1)
+    assert (engine.policy_version, background.groups) == (3, {groups[0].key})
     with pytest.raises(ZeroDivisionError):
         background.between_steps(lambda: 1 / 0)
     assert background.take(0.0) == []  # and it plays on
