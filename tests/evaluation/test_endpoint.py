@@ -34,7 +34,7 @@ def served(tmp_path) -> Iterator[str]:
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "theirs", "--dtype", "float32"),
         *("--max-model-len", "2048", "--max-num-seqs", "8", "--enforce-eager"),
     ]
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path)}
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | settings, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -25,6 +25,8 @@ from rllm_gym.rollout.weights import Tensors
 from tests.conftest import make_model, make_tokenizer
 from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
 
+pytestmark = pytest.mark.xdist_group("vllm")  # they share engines
+
 PROMPT = [(7 * i) % 200 + 20 for i in range(70)]  # two cache blocks of 32 and a bit
 request = partial(make_request, prompt=PROMPT)
 

@@ -41,15 +41,25 @@ def test_every_task_is_learnt_from_once_and_none_later_than_allowed(tiny_model, 
 
 def test_slow_episodes_are_waited_for_before_they_are_too_old(tiny_model):
     with run(tiny_model, staleness=1, filter_groups="off", steps=0, num_envs_per_env_runner=32) as found:
-        submit = type(found.engine).submit
-
-        def slowly(request):
-            submit(found.engine, request)
-            if len(found.engine.requests) <= 4:  # the episodes of the first group
-                found.engine._running[-1].steps_left += 2000
-
         found.runner.build()
-        found.engine.submit = slowly
+        submit, step, take = found.engine.submit, found.engine.step, found.algo.ahead.take
+        slow, taken = [], []
+
+        def submit_slowly(request):
+            submit(request)
+            if len(found.engine.requests) <= 4:  # the episodes of the first group
+                slow.append(found.engine._running[-1])
+
+        def step_slowly():
+            for running in slow if len(taken) < 2 else ():
+                running.steps_left = 100
+            return step()
+
+        def count(*args, **kwargs):
+            taken.append(args)
+            return take(*args, **kwargs)
+
+        found.engine.submit, found.engine.step, found.algo.ahead.take = submit_slowly, step_slowly, count
         found.algo.train()
         assert (0, 0, 0) not in keys_of(found.algo.sampled.played)  # the others of two steps were there first
         found.algo.train()
