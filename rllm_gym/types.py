@@ -141,13 +141,6 @@ class Turn:
     rewards: dict[str, float] = field(default_factory=dict)
     token_versions: npt.NDArray[np.int64] | None = None
 
-    @property
-    def versions(self) -> npt.NDArray[np.int64]:
-        """The policy version that each token was sampled with."""
-        if self.token_versions is not None:
-            return self.token_versions
-        return np.full(len(self.action_ids), self.policy_version, np.int64)
-
     def take_info(self, info: Mapping[str, Any]) -> None:
         """Take over what the environment's info says of this turn."""
         self.is_invalid_action = bool(info.get("is_invalid_action", self.is_invalid_action))
@@ -343,7 +336,8 @@ class Sample:
         parts: list[tuple[TokenIds, float, Logps | float, float, Any]] = []  # ids, weight, logp, reward, version
         for turn in turns:
             parts.append((turn.observation_ids, observation_weight, 0.0, 0.0, -1))
-            parts.append((turn.action_ids, float(turn.is_trained), turn.logp, turn.reward, turn.versions))
+            version = turn.policy_version if turn.token_versions is None else turn.token_versions
+            parts.append((turn.action_ids, float(turn.is_trained), turn.logp, turn.reward, version))
         if final_observation_ids is not None:
             parts.append((final_observation_ids, 0.0, 0.0, 0.0, -1))
         ends = np.cumsum([len(ids) for ids, *_ in parts])

@@ -152,7 +152,11 @@ MUTANTS = [
     # sampling ahead
     option("staleness", POLICY, "SamplesAhead(self, config.staleness) if config.staleness else None", "None"),
     Mutant(
-        "what grows too old is not waited for", AHEAD, "at + self._staleness <= step", "False", f"{AHEAD_TESTS} -k slow"
+        "what grows too old is not waited for",
+        AHEAD,
+        "at + self._staleness <= step",
+        "False",
+        f"{AHEAD_TESTS} -k slow",
     ),
     Mutant(
         "stale groups are learnt from", POLICY, "if group.age <= self.config.staleness]", "]", f"{AHEAD_TESTS} -k old"

@@ -26,7 +26,7 @@ def deepspeed_config(config: Any, num_parameters: int, options: Mapping[str, Any
         "fp16": {"enabled": config.dtype == "float16"},
         "steps_per_print": 10**9,
         "zero_optimization": {
-            "stage": zero_stage(config),
+            "stage": zero_stage(config, options),
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
         },
@@ -34,7 +34,7 @@ def deepspeed_config(config: Any, num_parameters: int, options: Mapping[str, Any
     return merge(generated, options)
 
 
-def zero_stage(config: Any) -> int:
+def zero_stage(config: Any, options: Mapping[str, Any]) -> int:
     """Return the ZeRO stage: the configured one, or what is best if it leaves the choice.
 
     A single learner has nobody to share with, and the flat copies of the higher stages cost it time and memory; but of
@@ -42,7 +42,7 @@ def zero_stage(config: Any) -> int:
     """
     if config.zero_stage is not None:
         return int(config.zero_stage)
-    is_offloaded = any(name.startswith("offload") for name in config.deepspeed.get("zero_optimization", {}))
+    is_offloaded = any(name.startswith("offload") for name in options.get("zero_optimization", {}))
     return 0 if config.num_learners <= 1 and config.dtype == "float32" and not is_offloaded else 2
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -178,7 +177,7 @@ class RolloutLoop:
                     continue
                 if between_steps is not None:
                     between_steps()
-                self._advance(math.inf if between_steps is None else MOST_WAIT_S)
+                self._advance(None if between_steps is None else MOST_WAIT_S)
         finally:
             self._driven_s, self._resumed_s = self._now(), None
 
@@ -195,7 +194,7 @@ class RolloutLoop:
         self._pool.close()
         self._reports.stop()
 
-    def _advance(self, most_wait_s: float) -> None:
+    def _advance(self, most_wait_s: float | None) -> None:
         """Begin what can begin, take what the environments have answered, and let each busy engine take one step."""
         self._begin_episodes()
         # Without a request in any engine there is nothing to do until an environment answers: sleep on its queue.
@@ -379,11 +378,12 @@ class RolloutLoop:
             )
             self._finished.append(EpisodeGroup(progress.group, episodes, failed))
 
-    def _seconds_to_timeout(self, most: float) -> float | None:
-        if self._timeout_s is not None:
-            oldest_s = min(play.begun_s for play in self._plays)
-            most = min(most, max(0.0, oldest_s + self._timeout_s - self._now()))
-        return None if most == math.inf else most
+    def _seconds_to_timeout(self, most: float | None) -> float | None:
+        if self._timeout_s is None:
+            return most
+        oldest_s = min(play.begun_s for play in self._plays)
+        seconds = max(0.0, oldest_s + self._timeout_s - self._now())
+        return seconds if most is None else min(most, seconds)
 
     def _fail_overdue(self) -> None:
         if self._timeout_s is None:

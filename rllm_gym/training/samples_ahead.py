@@ -43,8 +43,8 @@ class SamplesAhead:
 
     def __init__(self, algorithm: LLMAlgorithm, staleness: int) -> None:
         self._algorithm, self._staleness = algorithm, staleness
-        self._groups: dict[Key, TaskGroup] = {}  # all that no train step has taken, in the order of submission
-        self._submitted_at: dict[Key, int] = {}
+        # All that no train step has taken, and the step in which it was submitted.
+        self._submitted: dict[Key, tuple[TaskGroup, int]] = {}
         self._unsent: list[TaskGroup] = []
         self.has_begun = False
         self._playing: dict[int, list[TaskGroup]] = {}  # by EnvRunner
@@ -52,9 +52,7 @@ class SamplesAhead:
 
     def submit(self, groups: Sequence[TaskGroup], step: int) -> None:
         """Queue groups in a train step; they go to the runners when something is taken."""
-        for group in groups:
-            self._groups[group.key] = group
-            self._submitted_at[group.key] = step
+        self._submitted |= {group.key: (group, step) for group in groups}
         self._unsent += groups
         self.has_begun = True
 
@@ -66,18 +64,17 @@ class SamplesAhead:
             of_policies: whether a module is one of them, and no opponent.
         """
         while True:
-            waited_for = [key for key, at in self._submitted_at.items() if at + self._staleness <= step]
-            is_there = all(key in self._ended for key in waited_for)
-            if (is_there and len(self._ended) >= num_groups) or len(self._ended) == len(self._groups):
+            due = {key for key, (_, at) in self._submitted.items() if at + self._staleness <= step}
+            if due <= self._ended.keys() and len(self._ended) >= min(num_groups, len(self._submitted)):
                 break
             self._exchange()
-        keys = sorted(self._ended, key=lambda key: self._submitted_at[key] + self._staleness > step)
-        for key in keys[:num_groups]:
-            del self._groups[key], self._submitted_at[key]
-        taken = [self._ended.pop(key) for key in keys[:num_groups]]
+        keys = sorted(self._ended, key=lambda key: key not in due)[:num_groups]
+        for key in keys:
+            del self._submitted[key]
+        taken = [self._ended.pop(key) for key in keys]
         for group in taken:
             versions = [
-                int(turn.versions.min())
+                turn.policy_version  # of its oldest token
                 for episode in group.episodes
                 for stream in episode.streams.values()
                 for turn in stream.turns
@@ -88,7 +85,7 @@ class SamplesAhead:
 
     def get_state(self) -> list[tuple[TaskGroup, int]]:
         """Return what has been submitted and not been taken, and when."""
-        return [(group, self._submitted_at[key]) for key, group in self._groups.items()]
+        return list(self._submitted.values())
 
     def set_state(self, state: Sequence[tuple[TaskGroup, int]]) -> None:
         """Play again what another run had submitted."""
@@ -96,9 +93,8 @@ class SamplesAhead:
         self.drain()  # of an algorithm that goes on elsewhere
         self._ended.clear()
         self.has_begun = bool(state)
-        self._groups = {group.key: group for group, _ in state}
-        self._submitted_at = {group.key: step for group, step in state}
-        self._unsent = list(self._groups.values())
+        self._submitted = {group.key: (group, step) for group, step in state}
+        self._unsent = [group for group, _ in state]
         if state:
             logger.warning(
                 "staleness: %d groups were being played, or waited to be learnt from; they are played again, with the "
@@ -148,7 +144,7 @@ class SamplesAhead:
         self._take_over(algorithm.replay(lost, num_groups=num_groups, max_episode_steps=algorithm.horizons))
         for group in lost:
             if group.key not in self._ended:  # it has killed two runners
-                del self._groups[group.key], self._submitted_at[group.key]
+                del self._submitted[group.key]
 
     def _take_over(self, results: Sequence[SampleResult]) -> None:
         for result in results:

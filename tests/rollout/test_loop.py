@@ -128,7 +128,7 @@ def test_each_token_keeps_the_version_of_the_weights_that_came_while_its_turn_wa
         replace(ended.episodes[0], end_reason="terminated"), env_version="", train_step=0, max_episode_steps=None
     )
     assert EpisodeRecord.model_validate_json(record.model_dump_json()).turns[0].token_versions == [0, 4, 4]
-    assert episode_of([record], ended.group).streams[AGENT].turns[0].versions.tolist() == [0, 4, 4]
+    assert episode_of([record], ended.group).streams[AGENT].turns[0].token_versions.tolist() == [0, 4, 4]
 
 
 def test_what_runs_in_the_background_takes_calls_and_stops_while_it_plays(talk, make_loop):

@@ -93,9 +93,9 @@ def test_without_it_nothing_is_played_in_the_background(tiny_model):
 
 def test_an_evaluation_waits_for_what_is_played_and_loses_none_of_it(tiny_model):
     with run(tiny_model, staleness=2, filter_groups="off", steps=1, evaluation_duration=2) as found:
-        before = list(found.algo.ahead._groups)
+        before = list(found.algo.ahead._submitted)
         found.algo.evaluate()
-        assert list(found.algo.ahead._groups) == before
+        assert list(found.algo.ahead._submitted) == before
         found.algo.train()
         assert set(keys_of(found.algo.sampled.played)) <= {*before, (0, 3, 0), (0, 3, 1), (0, 3, 2)}
 
@@ -103,7 +103,7 @@ def test_an_evaluation_waits_for_what_is_played_and_loses_none_of_it(tiny_model)
 def test_a_resumed_run_plays_again_what_was_not_learnt_from_and_says_so(tiny_model, tmp_path, caplog):
     with run(tiny_model, staleness=1, filter_groups="off", steps=2) as found:
         path = found.algo.save_to_path(str(tmp_path / "checkpoint"))
-        left = list(found.algo.ahead._groups)
+        left = list(found.algo.ahead._submitted)
         learnt = keys_of(found.algo.sampled.played)
     assert len(left) == 3
     with run(tiny_model, staleness=1, filter_groups="off", steps=0) as again:

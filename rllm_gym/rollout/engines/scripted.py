@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,7 @@ class ScriptedEngine:
             running.num_steps += 1
         finished = [running for running in self._running if running.steps_left == 0]
         self._running = [running for running in self._running if running.steps_left > 0]
-        return [self._completion(running) for running in finished]
-
-    def _completion(self, running: _Running) -> Completion:
-        completion = running.completion()
-        versions = self._versions.take(completion.request_id, len(completion.token_ids), self.policy_version)
-        return replace(completion, policy_versions=versions)
+        return [self._versions.stamp(running.completion(), self.policy_version) for running in finished]
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

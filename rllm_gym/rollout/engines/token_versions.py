@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
+
+from rllm_gym.types import Completion
 
 
 class TokenVersions:
@@ -19,16 +21,17 @@ class TokenVersions:
         for request_id, count in num_tokens.items():
             self._until.setdefault(request_id, []).append((count, version))
 
-    def take(self, request_id: str, num_tokens: int, version: int) -> npt.NDArray[np.int64] | None:
-        """Return the versions of a finished request's tokens, the last of which had `version`; None if all had."""
-        if (changes := self._until.pop(request_id, None)) is None:
-            return None
-        versions = np.full(num_tokens, version, np.int64)
+    def stamp(self, completion: Completion, version: int) -> Completion:
+        """Return a completion, the last of whose tokens had `version`, with those of all where others had another."""
+        changes = self._until.pop(completion.request_id, None)
+        if changes is None or not len(completion.token_ids):
+            return completion
+        versions = np.full(len(completion.token_ids), version, np.int64)
         begin = 0
         for end, older in changes:
             versions[begin:end] = older
             begin = end
-        return versions
+        return replace(completion, policy_versions=versions)
 
     def forget(self, request_id: str) -> None:
         """Drop a request that was aborted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -85,12 +85,7 @@ class TransformersEngine:
             self._advance(running)
         finished = [running for running in self._running if running.is_finished]
         self._running = [running for running in self._running if not running.is_finished]
-        return [self._completion(running) for running in finished]
-
-    def _completion(self, running: _Running) -> Completion:
-        completion = running.completion()
-        versions = self._versions.take(completion.request_id, len(completion.token_ids), self.policy_version)
-        return replace(completion, policy_versions=versions)
+        return [self._versions.stamp(running.completion(), self.policy_version) for running in finished]
 
     def abort(self, request_id: str) -> None:
         self._versions.forget(request_id)

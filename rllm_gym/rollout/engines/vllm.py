@@ -144,12 +144,8 @@ class VLLMEngine:
 
     def step(self) -> list[Completion]:
         with torch.compiler.set_stance(self._stance):
-            return [self._completion(output) for output in self._live.step() if output.finished]
-
-    def _completion(self, output: Any) -> Completion:
-        completion = _completion(output)
-        versions = self._versions.take(completion.request_id, len(completion.token_ids), self.policy_version)
-        return dataclasses.replace(completion, policy_versions=versions)
+            finished = [_completion(output) for output in self._live.step() if output.finished]
+        return [self._versions.stamp(completion, self.policy_version) for completion in finished]
 
     def abort(self, request_id: str) -> None:
         self._live.abort_request([request_id])
