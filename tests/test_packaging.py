@@ -156,6 +156,18 @@ def steps_of_make(folder, target, *made):
     return run_make(folder, target)
 
 
+def test_what_make_runs_keeps_what_python_compiles():
+    done = subprocess.run(
+        ["make", "-s", "--eval", "show:; @env", "show"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "SHOWN": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "SHOWN=1" in done.stdout and "PYTHONDONTWRITEBYTECODE" not in done.stdout
+
+
 def run_make(folder, target):
     # Without what a `make` around the tests hands down: its inner ones speak otherwise.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
@@ -171,7 +183,7 @@ def test_the_two_installations_compose_and_neither_is_done_twice(tmp_path):
     steps = steps_of_make(tmp_path / "c", "quickstart")
     assert steps[-1:] == quickstart and '-e ".[cpu]"' in "".join(steps) and "web.install" not in "".join(steps)
     steps = "\n".join(steps_of_make(tmp_path / "d", "install", ".trainer-cuda"))
-    assert "webarena" in steps and "vllm" not in steps and "torch=" not in steps and steps.endswith(".installed-cuda")
+    assert "webarena" in steps and "[cuda]" not in steps and "torch=" not in steps and steps.endswith(".installed-cuda")
     assert steps_of_make(tmp_path / "e", "install", ".trainer-cpu", ".installed-cpu") == []
     (tmp_path / "e/constraints.txt").touch()  # newer than both
     assert [step for step in run_make(tmp_path / "e", "install") if step.startswith("touch")] == [
