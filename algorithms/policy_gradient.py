@@ -305,7 +305,7 @@ class PolicyLearner(DeepSpeedLearner):
         for policy in policies if self.config.kl_coeff > 0 else ():
             base_model = policy.model_config["base_model"]
             if policy.model_config["lora"] is None and base_model not in self._reference_lms:
-                lm = load_language_model(base_model, self.config.dtype).to(self._device)
+                lm = load_language_model(base_model, self.config.weight_dtype).to(self._device)
                 self._reference_lms[base_model] = lm.requires_grad_(False).eval()
 
     @override(DeepSpeedLearner)

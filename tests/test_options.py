@@ -105,7 +105,7 @@ def test_an_option_of_rllibs_that_does_nothing_is_refused_unless_it_has_its_defa
         ("max_failed_fraction", 1.5, "max_failed_fraction must be a number of at least 0 and at most 1; got 1.5."),
         ("group_size", True, "group_size must be a whole number of at least 1; got True."),
         ("adam_betas", [0.9, 1.0], "adam_betas must be a list of numbers of at least 0 and below 1; got [0.9, 1.0]."),
-        ("dtype", "int8", "dtype must be one of float32, bfloat16, float16; got 'int8'."),
+        ("dtype", "int8", "dtype must be one of float32, bfloat16, float16 or null; got 'int8'."),
         ("engine_options", None, "engine_options must be a mapping; got None."),
     ],
 )

@@ -38,7 +38,7 @@ def dry_run_report(checked: Checked, found: Sequence[str] = ()) -> str:
     experiment = checked.experiment
     default = checked.algorithm.get_default_config()
     first = checked.configs[0]
-    config = {name: getattr(first, name) for name in ESSENTIALS}
+    config = {name: getattr(first, name) for name in ESSENTIALS} | {"dtype": first.weight_dtype}
     config |= {
         name: value
         for name, value in checked.config.items()

@@ -32,7 +32,9 @@ def preview(checked: Checked, *, address: str | None, with_reset: bool) -> list[
         unchecked.append(f"whether the cluster at {address} has room for a trial")
     else:
         check_this_machine(bundles_per_trial(checked))
-    for config in _distinct(checked.configs, ("base_model", "dtype", "engine", "engine_options", "max_model_len")):
+    for config in _distinct(
+        checked.configs, ("base_model", "weight_dtype", "engine", "engine_options", "max_model_len")
+    ):
         model = resolve_base_model(config.base_model, allow_lookup=False)
         if not Path(model).is_dir():
             unchecked.append(f"{model}, which is not on this machine: prompts, max_model_len and the key-value cache")
@@ -76,7 +78,7 @@ def _check_vllm(config: Any, model: str) -> None:
 
         args = EngineArgs(
             model=model,
-            dtype=config.dtype,
+            dtype=config.weight_dtype,
             max_model_len=config.max_model_len,
             skip_tokenizer_init=True,
             **config.engine_options,

@@ -66,7 +66,7 @@ def _bytes_per_token(hf: Any, config: Any) -> int:
     num_kv_heads = getattr(hf, "num_key_value_heads", None) or num_heads
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // num_heads
     cache_dtype = str(config.engine_options.get("kv_cache_dtype", "auto"))
-    item = 1 if "8" in cache_dtype else 4 if cache_dtype == "auto" and config.dtype == "float32" else 2
+    item = 1 if "8" in cache_dtype else 4 if cache_dtype == "auto" and config.weight_dtype == "float32" else 2
     return 2 * hf.num_hidden_layers * num_kv_heads * head_dim * item
 
 
@@ -92,7 +92,7 @@ def _weight_bytes(model: str, config: Any) -> int:
 
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
-    return sum(parameter.numel() for parameter in lm.parameters()) * (4 if config.dtype == "float32" else 2)
+    return sum(parameter.numel() for parameter in lm.parameters()) * (4 if config.weight_dtype == "float32" else 2)
 
 
 def _gib(count: float) -> str:

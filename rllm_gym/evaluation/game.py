@@ -138,7 +138,7 @@ def _language_model(policy: Policy, config: Any, module_id: str) -> tuple[Any, C
     from rllm_gym.learner.rl_module import load_language_model
 
     if policy.checkpoint is None:
-        lm = load_language_model(config.base_model, config.dtype)
+        lm = load_language_model(config.base_model, config.weight_dtype)
     else:
         lm = load_policy(policy.checkpoint / MODULES / module_id).bare_lm
     return lm.eval(), ChatTokenizer(*_tokenizer_of(config), vocab_size=lm.config.get_text_config().vocab_size)

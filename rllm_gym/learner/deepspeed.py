@@ -76,7 +76,7 @@ class DeepSpeedLearner(TorchLearner):
     def _find_packing_fault(self) -> str | None:
         """Return why rows hold one sequence each, or None where they can hold several."""
         policies = [engine for id_, engine in self.engines.items() if not self.module[id_].learner_only]
-        faults = [packing_fault(e, self.config.dtype, self._device) for e in policies if self.config.packing]
+        faults = [packing_fault(e, self.config.weight_dtype, self._device) for e in policies if self.config.packing]
         return next(filter(None, faults), None) if self.config.packing else "packing: false"
 
     @override(TorchLearner)
@@ -223,7 +223,7 @@ class DeepSpeedLearner(TorchLearner):
         return self.compute_loss_for_module(module_id=module_id, config=self.config, batch=batch, fwd_out=out)
 
     def _count_skipped_step(self, module_id: str) -> None:
-        if self.config.dtype == "float16":
+        if self.config.weight_dtype == "float16":
             return  # its loss scale is found by such steps
         self.num_skipped_steps[module_id] += 1
         if self.num_skipped_steps[module_id] > self.config.skip_non_finite_steps:

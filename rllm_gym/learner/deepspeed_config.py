@@ -22,8 +22,8 @@ def deepspeed_config(config: Any, num_parameters: int, options: Mapping[str, Any
         "gradient_clipping": config.grad_clip or 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": config.dtype == "bfloat16"},
-        "fp16": {"enabled": config.dtype == "float16"},
+        "bf16": {"enabled": config.weight_dtype == "bfloat16"},
+        "fp16": {"enabled": config.weight_dtype == "float16"},
         "steps_per_print": 10**9,
         "zero_optimization": {
             "stage": zero_stage(config, options),
@@ -43,7 +43,7 @@ def zero_stage(config: Any, options: Mapping[str, Any]) -> int:
     if config.zero_stage is not None:
         return int(config.zero_stage)
     is_offloaded = any(name.startswith("offload") for name in options.get("zero_optimization", {}))
-    return 0 if config.num_learners <= 1 and config.dtype == "float32" and not is_offloaded else 2
+    return 0 if config.num_learners <= 1 and config.weight_dtype == "float32" and not is_offloaded else 2
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,12 @@ class ModelOptions:
         str | None, Doc("replaces the tokenizer's: Jinja text, a path, or the name of a shipped one.")
     ] = None
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"],
-        Doc("of the weights in samplers and in forward passes; with 16 bits the optimizer keeps float32 masters."),
-    ] = "float32"
+        Literal["float32", "bfloat16", "float16"] | None,
+        Doc(
+            "of the weights in samplers and in forward passes; with 16 bits the optimizer keeps float32 masters. null: "
+            "bfloat16 where a sampler or a learner has a GPU, else float32."
+        ),
+    ] = None
     gradient_checkpointing: Annotated[bool, Doc("recompute activations in the backward pass to save memory.")] = False
     lora: Annotated[
         dict | None, Doc("arguments of `peft.LoraConfig`, such as `{r: 16, lora_alpha: 32}`; null trains all weights.")

@@ -52,7 +52,7 @@ def make_engines(
         else:
             engines[module_id] = engine_maker(config.engine)(
                 base_models[module_id],
-                dtype=config.dtype,
+                dtype=config.weight_dtype,
                 max_model_len=config.max_model_len,
                 max_num_seqs=config.num_envs_per_env_runner,
                 options={**config.adapter_options(module_id), **config.engine_options},

@@ -95,7 +95,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self._weights = EngineWeights(
             self.engines,
             base_models,
-            dtype=config.dtype,
+            dtype=config.weight_dtype,
             opponents=self._opponent_specs,
             adapter_hosts=self._adapter_hosts,
         )

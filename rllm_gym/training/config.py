@@ -75,8 +75,8 @@ class LLMConfig(StrictConfig, CommonOptions):
     @property
     @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
-        names = ("base_model", "dtype", "gradient_checkpointing", "lora", "temperature")
-        settings = {name: getattr(self, name) for name in names}
+        names = ("base_model", "gradient_checkpointing", "lora", "temperature")
+        settings = {name: getattr(self, name) for name in names} | {"dtype": self.weight_dtype}
         settings["has_entropy_gradient"] = getattr(self, "entropy_coeff", 0.0) > 0
         return super()._model_config_auto_includes | settings
 
@@ -155,6 +155,12 @@ class LLMConfig(StrictConfig, CommonOptions):
         """Return whether a policy learns, or only plays."""
         trained = self.policies_to_train
         return trained(policy_id, None) if callable(trained) else trained is None or policy_id in trained
+
+    @property
+    def weight_dtype(self) -> str:
+        """The `dtype` that holds where it is left to the devices."""
+        has_gpu = self.num_gpus_per_learner > 0 or self.num_gpus_per_env_runner > 0
+        return str(self.dtype or ("bfloat16" if has_gpu else "float32"))
 
     @property
     def num_learner_threads(self) -> int:

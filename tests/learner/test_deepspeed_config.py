@@ -25,6 +25,22 @@ def test_zero_partitions_by_itself_where_there_is_somebody_to_share_with(tiny_mo
     assert zero_stage(config, config.deepspeed) == stage
 
 
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({}, "float32"),
+        ({"num_gpus_per_learner": 1}, "bfloat16"),
+        ({"num_gpus_per_env_runner": 0.5}, "bfloat16"),
+        ({"num_gpus_per_learner": 1, "dtype": "float32"}, "float32"),
+        ({"dtype": "float16"}, "float16"),
+    ],
+)
+def test_weights_have_sixteen_bits_by_themselves_where_there_is_a_gpu(tiny_model, options, dtype):
+    config = make_config(tiny_model, **options)
+    assert config.weight_dtype == config._model_config_auto_includes["dtype"] == dtype
+    assert deepspeed_config(config, 10, {})["bf16"]["enabled"] == (dtype == "bfloat16")
+
+
 def test_a_critic_that_is_offloaded_alone_has_a_stage_that_can_be(tiny_model):
     config = make_config(tiny_model, zero_stage=None, deepspeed={})
     offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
