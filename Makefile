@@ -108,6 +108,13 @@ $(VERIFIERS)/.installed:
 	$(VERIFIERS)/bin/python -m pip install -q --no-deps openenv==0.10.0
 	touch $@
 
+# TRL with all that it needs and this package's light core, for benchmarks/against_trl.py.
+.interop/trl/.installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv .interop/trl
+	$(subst $(VENV),.interop/trl,$(TORCH))
+	$(subst $(VENV),.interop/trl,$(INSTALL)) -c constraints.txt -e . trl==1.16.0 datasets==5.2.0
+	touch $@
+
 slow-tests: install
 	$(PYTEST) -m "slow and not promise and not interop$(NO_GPU)"
 

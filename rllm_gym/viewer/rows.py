@@ -43,7 +43,9 @@ class Row(NamedTuple):
 
 # Arrays of numbers that no row needs, left out before parsing. Within a JSON string quotation marks are escaped, so
 # that no part of a text is taken for one.
-_NUMBERS = re.compile(rb'"(?:observation_ids|logp|advantage|trainer_logp|final_observation_ids)":\s*\[[-+0-9.eE,\s]*\]')
+_NUMBERS = re.compile(
+    rb'"(?:observation_ids|logp|advantage|trainer_logp|token_versions|final_observation_ids)":\s*\[[-+0-9.eE,\s]*\]'
+)
 
 
 def row_of(line: bytes, *, run: int, trial: int) -> Row:

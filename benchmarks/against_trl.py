@@ -1,0 +1,227 @@
+"""The same training side by side with TRL's GRPOTrainer: rollouts, updates, wall time to a success rate, and memory.
+
+    make install .interop/trl/.installed                         # TRL gets a virtual environment of its own
+    .venv/bin/python benchmarks/against_trl.py textcraft         # three seeds each
+    .venv/bin/python benchmarks/against_trl.py single-turn
+    .venv/bin/python benchmarks/against_trl.py learner           # SmolLM2's shape, 512 to 4,096 tokens
+
+`textcraft`: the quickstart's tasks, groups, learning rate and clipping, at one horizon; TRL plays them through its
+`rollout_func` with its own generation, turn by turn, the faster way that it has without a GPU: transformers. The clock
+runs from the start of the process, imports included, until the mean success of five train steps has reached --target.
+`single-turn` is the first turn of the same episodes, for a fixed number of train steps, with every group trained on.
+`learner`: sequences of random tokens, half of them sampled, 4,096 tokens to an update; the first update is not timed.
+
+Each run is a process of its own, in turns; both sides compute in float32. Memory is the peak of what the process and
+its children hold together, shared pages once (of a learner: what its process holds beyond what it held when it was
+built); processor time is theirs, too. TRL runs without gradient checkpointing,
+which is its faster way; `--gradient-checkpointing` sets its default again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from report import mean_and_spread
+from separate_runs import ray_here
+
+HERE = Path(__file__).parent
+TRL = HERE.parent / ".interop" / "trl" / "bin" / "python"
+TARGET_OVER = 5  # train steps
+TOKENS_PER_UPDATE = 4096
+
+
+# --- our half, in a process of its own ---
+
+
+def train(model: str, seed: int, steps: int, horizon: int, target: float) -> None:
+    """Print a row per train step until the success is reached."""
+    from rllm_gym.algorithms.grpo import GRPOConfig
+
+    config = GRPOConfig().environment("rllm_gym/TextCraft-v0", env_config={"depth": 1, "system_prompt": ""})
+    config.update_from_dict(
+        {"base_model": model, "seed": seed, "engine_options": {"kv_cache_memory_bytes": 128 * 2**20}}
+        | {"groups_per_step": 8, "group_size": 8, "num_envs_per_env_runner": 64, "num_env_workers": 0}
+        | {"max_model_len": 1024, "max_new_tokens": 48, "max_episode_steps": horizon, "max_empty_steps": steps}
+        | {"tokens_per_micro_batch": 4096, "lr": 1e-4, "clip_low": 0.2, "clip_high": 0.28, "save_trajectories": False}
+        | ({"filter_groups": "off"} if horizon == 1 else {})
+    )
+    with ray_here():
+        algo = config.build_algo()
+        successes: list[float] = []
+        while len(successes) < steps and np.mean(successes[-TARGET_OVER:] or [0.0]) < target:
+            result = algo.train()
+            sampled = result["env_runners"]
+            successes.append(sampled["success_rate"])
+            row = {
+                "success_rate": successes[-1],
+                "sampling_s": result["sampling_s"],
+                "update_s": result["learning_s"] + result["sync_s"],
+                "num_sampled_tokens": sampled["num_sampled_tokens"],
+            }
+            print(json.dumps(row), flush=True)
+        algo.stop()
+
+
+def update(model: str, num_tokens: int, steps: int) -> None:
+    """Print a row per update of the learner."""
+    from trainer_vs_plain import Setting, build_learner, prepare, reset_peak_memory, resident_memory_mb
+
+    asked = argparse.Namespace(
+        num_tokens=num_tokens, num_sampled=num_tokens // 2, num_episodes=TOKENS_PER_UPDATE // num_tokens
+    )
+    episodes, _ = prepare(asked, model, 0)
+    learn = build_learner(Setting(model, 1e-4, TOKENS_PER_UPDATE, 0, steps), episodes)
+    resident_mb = resident_memory_mb("VmRSS")
+    reset_peak_memory()
+    for _ in range(steps):
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        learn()
+        row = {"update_s": time.perf_counter() - begun_s, "update_cpu_s": time.process_time() - begun_cpu_s}
+        row |= {"num_trained_tokens": TOKENS_PER_UPDATE, "extra_mb": resident_memory_mb("VmHWM") - resident_mb}
+        print(json.dumps(row), flush=True)
+
+
+# --- both ---
+
+
+class Footprint(threading.Thread):
+    """Watches a process and its children: the peak of their memory, and their processor time."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        super().__init__(daemon=True)
+        self.process, self.peak_mb = process, 0.0
+        self.cpu_by_pid: dict[int, float] = {}
+        self.start()
+
+    def run(self) -> None:
+        while self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE:
+            together = 0.0
+            for process in [self.process, *self.process.children(recursive=True)]:
+                try:
+                    together += process.memory_full_info().pss / 2**20
+                    self.cpu_by_pid[process.pid] = sum(process.cpu_times()[:2])
+                except psutil.Error:
+                    continue  # has just ended
+            self.peak_mb = max(self.peak_mb, together)
+            time.sleep(0.5)
+
+
+def run(*command: object) -> dict[str, Any]:
+    """Run a half, and return its rows, the seconds until each of them, and what it took."""
+    begun = time.perf_counter()
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
+        footprint = Footprint(psutil.Process(process.pid))
+        assert process.stdout is not None
+        rows = [
+            json.loads(line) | {"at_s": time.perf_counter() - begun} for line in process.stdout if line.startswith('{"')
+        ]
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}: failed. Its error is above.")
+    footprint.join()
+    return {"rows": rows, "peak_mb": footprint.peak_mb, "cpu_s": sum(footprint.cpu_by_pid.values())}
+
+
+def row_of(half: str, runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Print a line of the table, and return the medians of what it compares."""
+    steps = [row for run in runs for row in run["rows"][1:]]
+    sampled = sum(row["num_sampled_tokens"] for row in steps)
+    found = {
+        "wall s": [run["rows"][-1]["at_s"] for run in runs],
+        "train steps": [len(run["rows"]) for run in runs],
+        "processor s": [run["cpu_s"] for run in runs],
+        "MiB": [run["peak_mb"] for run in runs],
+    }
+    rates = [sampled / sum(row[name] for row in steps) for name in ("sampling_s", "update_s")]
+    cells = [mean_and_spread(values, 0) for values in found.values()] + [f"{rate:,.0f}" for rate in rates]
+    print(f"| {half} | " + " | ".join(cells) + " |", flush=True)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def compare_training(asked: argparse.Namespace, model: str, folder: str) -> None:
+    horizon, target, steps = (1, 2.0, 12) if asked.part == "single-turn" else (6, asked.target, asked.steps)
+    runs: dict[str, list[dict[str, Any]]] = {"rllm_gym": [], "TRL": []}
+    for seed in asked.seeds:
+        common = ("--seed", seed, "--steps", steps, "--horizon", horizon, "--target", target)
+        runs["rllm_gym"].append(run(sys.executable, __file__, "--half", "train", "--model", model, *common))
+        runs["TRL"].append(
+            run(TRL, HERE / "trl_side.py", model, folder, "--micro-batch", asked.micro_batch, *common, *asked.extra)
+        )
+    print("| | wall s | train steps | processor s | MiB | sampled tokens/s of sampling | of updates |")
+    print("|---|---|---|---|---|---|---|")
+    ours, theirs = (row_of(half, of) for half, of in runs.items())
+    print(f"| ratio of medians | {' | '.join(f'{ours[name] / theirs[name]:.2f}' for name in ours)} | | |")
+
+
+def compare_learners(asked: argparse.Namespace, folder: str) -> None:
+    from weight_sync import make_smollm2
+
+    model = make_smollm2(f"{folder}/model", "float32")
+    print("| tokens | trained tokens/CPU s: rllm_gym | TRL | ratio | extra MiB: rllm_gym | TRL | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for num_tokens in (512, 2048, 4096):
+        sequences = TOKENS_PER_UPDATE // num_tokens
+        batch = max(2, sequences)  # TRL wants groups
+        trl = ("--batch", batch, "--micro-batch", sequences, "--group", 2, "--steps", asked.updates, *asked.extra)
+        halves = [
+            run(
+                *(sys.executable, __file__, "--half", "update", "--model", model),
+                *("--num-tokens", num_tokens, "--steps", asked.updates),
+            ),
+            run(TRL, HERE / "trl_side.py", model, f"{folder}/trl", "--num-tokens", num_tokens, *trl),
+        ]
+        rates = [
+            statistics.median(row["num_trained_tokens"] / row["update_cpu_s"] for row in half["rows"][1:])
+            for half in halves
+        ]
+        peaks = [half["rows"][-1]["extra_mb"] for half in halves]
+        print(
+            f"| {num_tokens:,} | {rates[0]:.1f} | {rates[1]:.1f} | {rates[0] / rates[1]:.2f} | "
+            f"{peaks[0]:,.0f} | {peaks[1]:,.0f} | {peaks[0] / peaks[1]:.2f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("textcraft", "single-turn", "learner"), default="textcraft")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--target", type=float, default=0.65, help="success rate of training episodes")
+    parser.add_argument("--steps", type=int, default=85, help="train steps at most")
+    parser.add_argument("--micro-batch", type=int, default=16, help="TRL's sequences at a time")
+    parser.add_argument("--updates", type=int, default=3, help="of a learner; the first is not timed")
+    parser.add_argument(
+        "--gradient-checkpointing", dest="extra", action="store_const", default=[], const=["--gradient-checkpointing"]
+    )
+    for hidden in ("--half", "--model"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    for hidden in ("--seed", "--horizon", "--num-tokens"):
+        parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.half == "train":
+        return train(asked.model, asked.seed, asked.steps, asked.horizon, asked.target)
+    if asked.half == "update":
+        return update(asked.model, asked.num_tokens, asked.steps)
+    if not TRL.exists():
+        parser.error("TRL is not installed. Run `make .interop/trl/.installed`.")
+    from rllm_gym.models import TINY_MODEL_DIR
+
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.part == "learner":
+            compare_learners(asked, folder)
+        else:
+            compare_training(asked, str(TINY_MODEL_DIR), folder)
+
+
+if __name__ == "__main__":
+    main()
