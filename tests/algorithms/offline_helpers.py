@@ -22,10 +22,11 @@ def offline_config(config, base_model, **options):
         "num_envs_per_env_runner": 64,
         "evaluation_duration": 16,
         "save_trajectories": False,
+        "engine": "transformers",  # starts in half the time
     }
     if hasattr(config, "expert_threshold"):  # a random model's best episodes are no expert's
         defaults |= {"expert_threshold": None, "reward_gap": 0.0}
-    if options.get("engine") != "transformers":
+    if options.get("engine") == "vllm":
         defaults["engine_options"] = {"kv_cache_memory_bytes": 64 * 2**20}
     for name, value in {**defaults, **options}.items():
         setattr(config, name, value)
