@@ -6,15 +6,16 @@
     .venv/bin/python benchmarks/against_trl.py learner           # SmolLM2's shape, 512 to 4,096 tokens
 
 `textcraft`: the quickstart's tasks, groups, learning rate and clipping, at one horizon; TRL plays them through its
-`rollout_func` with its own generation, turn by turn, the faster way that it has without a GPU: transformers. The clock
-runs from the start of the process, imports included, until the mean success of five train steps has reached --target.
+`rollout_func` with its own generation by transformers, turn by turn. The clock runs from the start of the process,
+imports included, until the mean success of five train steps has reached --target. Ours leaves out groups that end
+alike, as its default is; TRL trains on them, too.
 `single-turn` is the first turn of the same episodes, for a fixed number of train steps, with every group trained on.
 `learner`: sequences of random tokens, half of them sampled, 4,096 tokens to an update; the first update is not timed.
 
 Each run is a process of its own, in turns; both sides compute in float32. Memory is the peak of what the process and
 its children hold together, shared pages once (of a learner: what its process holds beyond what it held when it was
-built); processor time is theirs, too. TRL runs without gradient checkpointing,
-which is its faster way; `--gradient-checkpointing` sets its default again.
+built); processor time is theirs, too. TRL runs without gradient checkpointing, which is its faster way;
+`--gradient-checkpointing` sets its default again.
 """
 
 from __future__ import annotations

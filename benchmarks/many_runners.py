@@ -13,6 +13,7 @@ import statistics
 import time
 from typing import Any
 
+from overlap import Sleeping
 from report import print_row
 from separate_runs import ray_here
 
@@ -33,13 +34,6 @@ class PreparedEngine(ScriptedEngine):
         super().__init__(lambda prompt_ids: [40] * NUM_TOKENS, max_context_tokens=arguments["max_model_len"])
 
 
-class Unlearning(GRPO):
-    """Makes a train step's samples, and learns nothing from them."""
-
-    def update(self, samples: Any, **settings: Any) -> list[Any]:
-        return super().update([], **settings)
-
-
 def processor_s(algo: GRPO) -> tuple[float, list[float]]:
     """Return that of the driver, and of every runner, so far."""
     runners = algo.env_runner_group.foreach_env_runner(lambda runner: time.process_time(), local_env_runner=False)
@@ -48,7 +42,7 @@ def processor_s(algo: GRPO) -> tuple[float, list[float]]:
 
 def play(num_runners: int) -> dict[str, float]:
     """Return what a train step takes: milliseconds per episode of the driver and of a runner, and of a sync."""
-    config = GRPOConfig(algo_class=Unlearning).environment("rllm_gym/TextCraft-v0", env_config={"depth": 2})
+    config = GRPOConfig(algo_class=Sleeping).environment("rllm_gym/TextCraft-v0", env_config={"depth": 2})
     config.update_from_dict(
         {"base_model": "tiny", "engine": PreparedEngine, "filter_groups": "off", "max_empty_steps": 1000}
         | {"groups_per_step": GROUPS * num_runners, "group_size": GROUP_SIZE, "num_env_runners": num_runners}

@@ -27,14 +27,8 @@ def evol_config(base_model, **options):
 
 
 def test_it_climbs_by_its_own_episodes_alone(tiny_model, build):
-    options = {
-        "groups_per_step": 16,
-        "group_size": 16,
-        "groups_per_request": 8,
-        "num_generation_epochs": 6,
-        "engine": "vllm",
-    }
-    algo = build(evol_config(tiny_model, env_config={"num_turns": 2}, **options))
+    options = {"groups_per_step": 16, "group_size": 16, "groups_per_request": 8, "num_generation_epochs": 6}
+    algo = build(evol_config(tiny_model, engine="vllm", env_config={"num_turns": 2}, **options))
     results = [algo.train() for _ in range(6)]
     returns = [result["env_runners"]["episode_return_mean"] for result in results]
     kept = [result["num_kept_samples"] for result in results]
