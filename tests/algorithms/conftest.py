@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from tests.algorithms.algorithm_helpers import (
@@ -14,7 +17,7 @@ from tests.algorithms.algorithm_helpers import (
 
 
 @pytest.fixture(scope="session")
-def toy_environments(ray_cluster):
+def toy_names():
     from ray.tune.registry import register_env
 
     register_env("say_the_word", make_say_the_word)
@@ -24,15 +27,46 @@ def toy_environments(ray_cluster):
     register_env("take_away", make_take_away)
 
 
-@pytest.fixture
-def build(toy_environments):
-    """Build algorithms and stop them after the test."""
+@pytest.fixture(scope="session")
+def toy_environments(ray_cluster, toy_names):
+    """Ray, whose workers find the toy environments too."""
+
+
+@pytest.fixture(scope="session")
+def engines():
+    from tests.in_process import EnginePool
+
+    return EnginePool()
+
+
+@contextmanager
+def stopped() -> Iterator[Callable]:
+    """Hand over what builds algorithms, and stop them in the end."""
     built = []
 
     def make(config):
+        config.log_sys_usage = False  # the end of a run waits for that thread's sleep
         built.append(config.build_algo())
         return built[-1]
 
-    yield make
-    for algo in built:
-        algo.stop()
+    try:
+        yield make
+    finally:
+        for algo in built:
+            algo.stop()
+
+
+@pytest.fixture
+def build(toy_names, engines):
+    """Build algorithms that sample in this process, with an engine that other tests have too; stop them in the end."""
+    from tests.in_process import in_this_process
+
+    with in_this_process(engines), stopped() as make:
+        yield make
+
+
+@pytest.fixture
+def build_on_ray(toy_environments):
+    """Build algorithms with EnvRunners in processes of their own, and stop them in the end."""
+    with stopped() as make:
+        yield make

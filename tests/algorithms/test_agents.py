@@ -47,7 +47,9 @@ def test_it_learns_in_contexts_of_one_turn(tiny_model, build):
     assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.2
 
 
-def test_two_runners_and_two_learners_train_like_one_of_each_and_resume_bit_for_bit(tiny_model, build, tmp_path):
+def test_two_runners_and_two_learners_train_like_one_of_each_and_resume_bit_for_bit(
+    tiny_model, build, toy_environments, tmp_path
+):
     one = build(agent_config(tiny_model, AGENT, groups_per_step=4))
     many = build(
         agent_config(

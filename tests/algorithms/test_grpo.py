@@ -83,9 +83,9 @@ def test_a_killed_env_runner_is_replaced_with_the_present_weights_and_horizon(le
     assert result["fault_tolerance"]["num_groups_killed_runners"] == 0
 
 
-def test_a_group_that_kills_two_runners_is_dropped_and_the_others_are_played(tiny_model, build, caplog):
+def test_a_group_that_kills_two_runners_is_dropped_and_the_others_are_played(tiny_model, build_on_ray, caplog):
     options = {"groups_per_step": 4, "group_size": 2, "engine": "transformers"}
-    algo = build(toy_config(tiny_model, "deadly", env_config={"item": 2}, num_env_runners=2, **options))
+    algo = build_on_ray(toy_config(tiny_model, "deadly", env_config={"item": 2}, num_env_runners=2, **options))
     asked = [(group.key, group.item_id) for group in algo.task_sampler.groups(0, 4)]
     result = algo.train()
     survivors = [(key, item) for key, item in asked for _ in range(2) if item != "say_the_word_2"]
@@ -95,9 +95,9 @@ def test_a_group_that_kills_two_runners_is_dropped_and_the_others_are_played(tin
     assert "of deadly (say_the_word_2): it killed two EnvRunners." in caplog.text
 
 
-def test_runners_that_are_killed_while_they_sample_ahead_lose_nothing(tiny_model, build):
+def test_runners_that_are_killed_while_they_sample_ahead_lose_nothing(tiny_model, build_on_ray):
     options = {"groups_per_step": 4, "group_size": 2, "engine": "transformers", "filter_groups": "off"}
-    algo = build(toy_config(tiny_model, num_env_runners=2, staleness=1, **options))
+    algo = build_on_ray(toy_config(tiny_model, num_env_runners=2, staleness=1, **options))
     keys, steps = [], 0
 
     def train():
@@ -161,12 +161,12 @@ def test_dropped_groups_are_refilled_within_the_budget(tiny_model, build):
     assert algo.train()["num_groups"] == 6
 
 
-def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_model, build, tmp_path):
+def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_model, build_on_ray, tmp_path):
     config = toy_config(
         tiny_model, "flaky", env_config={"fail_resets": 3}, max_episode_retries=0, max_failed_fraction=0.2,
         groups_per_step=4, group_size=8, save_trajectories=True,
     )  # fmt: skip
-    algo = build(config)
+    algo = build_on_ray(config)
     result = algo.train()
     failed = result["env_runners"]["num_failed_episodes"]
     assert failed == 3
@@ -176,7 +176,7 @@ def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_
     assert len(records) == 32
     assert not [turn for record in records if record.error for turn in record.turns if turn.advantage is not None]
 
-    strict = build(config.copy(copy_frozen=False).env_runners(max_failed_fraction=0.0))
+    strict = build_on_ray(config.copy(copy_frozen=False).env_runners(max_failed_fraction=0.0))
     with pytest.raises(TooManyFailedEpisodesError, match=r"3 of 32 episodes failed.*EnvError"):
         strict.train()
     # What a failed train step has sampled is stored: where too many episodes failed, and where the update fails.
@@ -187,9 +187,9 @@ def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_
     assert [record.train_step for record in read_episodes(algo.trajectories_path)] == [0] * 32 + [1] * 32
 
 
-def test_what_breaks_in_a_runner_reaches_the_driver(tiny_model, build):
+def test_what_breaks_in_a_runner_reaches_the_driver(tiny_model, build_on_ray):
     with pytest.raises(RllmGymError, match=r"could not be built: ConfigError: .*no_such_option"):
-        build(toy_config(tiny_model, engine_options={"no_such_option": 1}))
+        build_on_ray(toy_config(tiny_model, engine_options={"no_such_option": 1}))
 
 
 def test_with_lora_the_sampler_follows_the_adapter(tiny_model, build):
@@ -242,7 +242,9 @@ def test_of_two_modules_the_frozen_one_stays_bit_equal(tiny_model, build):
     assert "gradient_norm" not in result["learners"].get("bob", {})
 
 
-def test_two_runners_and_two_zero_3_learners_train_like_one_of_each_and_resume(tiny_model, build, tmp_path):
+def test_two_runners_and_two_zero_3_learners_train_like_one_of_each_and_resume(
+    tiny_model, build, toy_environments, tmp_path
+):
     one = build(toy_config(tiny_model, groups_per_step=4))
     many = build(
         toy_config(

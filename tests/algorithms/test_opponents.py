@@ -31,9 +31,9 @@ def opponent_versions(played):
     return {turn.policy_version for turn in turns}
 
 
-def test_with_lora_a_pool_is_another_adapter_on_the_policys_engine(tiny_model, build):
+def test_with_lora_a_pool_is_another_adapter_on_the_policys_engine(tiny_model, build_on_ray):
     pool = {"opponents": {"player_1": {"pool": {"every": 2, "size": 1}}}, "lora": {"r": 4, "lora_alpha": 16}}
-    algo = build(config_of(tiny_model, **pool | {"lr": 3e-2}))
+    algo = build_on_ray(config_of(tiny_model, **pool | {"lr": 3e-2}))
     kinds = algo.env_runner_group.foreach_env_runner(
         lambda runner: {name: type(engine).__name__ for name, engine in runner.engines.items()}, local_env_runner=False
     )
@@ -51,8 +51,8 @@ def test_with_lora_a_pool_is_another_adapter_on_the_policys_engine(tiny_model, b
     assert not equal(theirs, mine)
 
 
-def test_self_play_with_a_pool_resumes_bit_for_bit_and_survives_a_killed_runner(tiny_model, build, tmp_path):
-    algo = build(config_of(tiny_model, num_env_runners=2, save_trajectories=True, **POOL))
+def test_self_play_with_a_pool_resumes_bit_for_bit_and_survives_a_killed_runner(tiny_model, build_on_ray, tmp_path):
+    algo = build_on_ray(config_of(tiny_model, num_env_runners=2, save_trajectories=True, **POOL))
     for _ in range(2):
         assert not not_finite(algo.train())
     path = algo.save_to_path(str(tmp_path / "checkpoint"))

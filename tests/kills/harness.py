@@ -238,11 +238,18 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def await_end(mark: str) -> None:
-    """Make sure that all that carries a mark ends by itself."""
-    end_s = time.monotonic() + 30.0
+    """Make sure that all that carries a mark ends by itself; Ray's agents look for a dead head for a minute."""
+    end_s = time.monotonic() + 90.0
     while (left := marked(mark)) and time.monotonic() < end_s:
         time.sleep(0.2)
-    assert not left
+    assert not [_told(process) for process in left]
+
+
+def _told(process: psutil.Process) -> str:
+    """Return what a process is and does."""
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} of {process.ppid()} {process.status()} {' '.join(process.cmdline())[:200]!r}"
+    return f"{process.pid} has ended"
 
 
 def end_marked(mark: str) -> None:

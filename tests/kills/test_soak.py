@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -14,7 +13,6 @@ import psutil
 import pytest
 
 from tests.kills import harness
-from tests.wiring.harness import run as run_in_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -57,22 +55,6 @@ class Use:
             if self.growth(values) > more:
                 found.append(f"has more and more {name}: {values}")
         return found
-
-
-def test_a_process_holds_no_more_after_300_train_steps_than_after_100(tiny_model: Path) -> None:
-    """Learner, runner and environments, without Ray; what the test's own engine and spy keep is thrown away."""
-    use, process = Use(), psutil.Process()
-    with run_in_process(tiny_model, steps=0, num_env_workers=2, max_empty_steps=10_000) as found:
-        for step in range(NUM_STEPS):
-            found.algo.train()
-            for kept in (found.engine.requests, found.batches, found.losses):
-                kept.clear()
-            if step >= WARM_STEPS and step % EVERY == 0:
-                gc.collect()
-                use.measure(process, step)
-        assert found.moved > 0
-    print(f"{use.mb_per_100_steps:.2f} MB in 100 steps")
-    assert use.faults() == []
 
 
 def test_no_process_of_a_run_grows_in_300_train_steps(tmp_path: Path) -> None:

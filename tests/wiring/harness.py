@@ -27,6 +27,7 @@ from rllm_gym.rollout import engine_set
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Completion, CompletionRequest
+from tests.in_process import Runners
 
 REPLIES = ("go", "left", "", "open the door", "look around you", "right", "take it")
 
@@ -117,44 +118,6 @@ class Recorder(ScriptedEngine):
 
     def reset_prefix_cache(self) -> None:
         self.num_cache_resets += 1
-
-
-class Runners:
-    """What an algorithm asks of its group of EnvRunners, for one runner in this process."""
-
-    local_env_runner = None
-
-    def __init__(self, *, config: Any, **_: Any) -> None:
-        self.runner = config.env_runner_cls(config=config, worker_index=1)
-
-    def healthy_worker_ids(self) -> list[int]:
-        return [1]
-
-    def get_spaces(self) -> Any:
-        return self.runner.get_spaces()
-
-    def foreach_env_runner(self, function: Any, *_: Any, **__: Any) -> list[Any]:
-        if isinstance(function, str):
-            return [getattr(self.runner, function)()]
-        return [f(self.runner) for f in (function if isinstance(function, list) else [function])]
-
-    def sync_weights(self, *, from_worker_or_learner_group: Any, **_: Any) -> None:
-        state = from_worker_or_learner_group.get_state(components="learner/rl_module", inference_only=True)
-        self.runner.set_state(state["learner"])
-
-    def sync_env_runner_states(self, **_: Any) -> None:
-        pass
-
-    def probe_unhealthy_env_runners(self, *_: Any, **__: Any) -> list[int]:
-        return []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("num_"):
-            return lambda: 0
-        raise AttributeError(name)
-
-    def stop(self) -> None:
-        self.runner.stop()
 
 
 @dataclass
