@@ -375,6 +375,28 @@ MUTANTS = [
         "tests/viewer/test_hub.py -k model_acts",
     ),
     Mutant(
+        "a token reads what comes after it in its tree",
+        "rllm_gym/learner/packing.py",
+        "dtype=torch.bool).tril()",
+        "dtype=torch.bool)",
+        "tests/learner/test_shared_prefixes.py",
+    ),
+    Mutant(
+        "a branch goes on from another's beginning",
+        "rllm_gym/learner/packing.py",
+        "torch.cat([path[:fork], torch",
+        "torch.cat([path.flip(0)[:fork], torch",
+        "tests/learner/test_shared_prefixes.py",
+    ),
+    Mutant(
+        "a shared row costs nothing",
+        "rllm_gym/learner/packing.py",
+        "return num_tokens * (1.0 + num_tokens / knee)",
+        "return 0.0",
+        "tests/learner/test_shared_prefixes.py -k saves_little",
+    ),
+    option("share_prefixes", "rllm_gym/learner/module_checks.py", "not config.share_prefixes", "True"),
+    Mutant(
         "Gemma's attention not capped",
         "rllm_gym/models.py",
         'return "eager" if',

@@ -19,11 +19,12 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.errors import ConfigError, NonFiniteError
-from rllm_gym.learner.batch import Batch, MicroBatch, collate, split_into_micro_batches
+from rllm_gym.learner.batch import Batch, collate
 from rllm_gym.learner.deepspeed_config import deepspeed_config
 from rllm_gym.learner.engine_files import load_engines, save_engines
 from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
-from rllm_gym.learner.module_checks import count_parameters, packing_fault
+from rllm_gym.learner.module_checks import attention_knee, count_parameters, row_faults
+from rllm_gym.learner.packing import MicroBatch, split_into_micro_batches
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
 from rllm_gym.memory import give_back_freed_memory
 from rllm_gym.types import Sample
@@ -65,7 +66,8 @@ class DeepSpeedLearner(TorchLearner):
         self.num_skipped_steps: dict[str, int] = defaultdict(int)
         self.train_step = 0
         super().build()
-        self.packing_fault = self._find_packing_fault()
+        policies = [engine for id_, engine in self.engines.items() if not self.module[id_].learner_only]
+        self.packing_fault, self.sharing_fault = row_faults(policies, self.config, self._device)
         if self.config.packing is True and self.packing_fault:
             raise ConfigError(
                 "packing: the model must keep sequences apart by their positions; base_model does not "
@@ -73,16 +75,11 @@ class DeepSpeedLearner(TorchLearner):
             )
         self._gather_weights()
 
-    def _find_packing_fault(self) -> str | None:
-        """Return why rows hold one sequence each, or None where they can hold several."""
-        policies = [engine for id_, engine in self.engines.items() if not self.module[id_].learner_only]
-        faults = [packing_fault(e, self.config.weight_dtype, self._device) for e in policies if self.config.packing]
-        return next(filter(None, faults), None) if self.config.packing else "packing: false"
-
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
         # Counted here, while the weights are whole: ZeRO-3 leaves parameters of size 0.
         self._num_parameters = {module_id: count_parameters(module) for module_id, module in self.module.items()}
+        self._knees = {module_id: attention_knee(module.bare_lm) for module_id, module in self.module.items()}
         super().configure_optimizers()
 
     @override(TorchLearner)
@@ -238,8 +235,12 @@ class DeepSpeedLearner(TorchLearner):
 
     def micro_batches(self, module_id: str, batch: Batch) -> Iterator[MicroBatch]:
         """Cut a batch by the token budget; every rank gets equally many, the last ones perhaps empty."""
-        is_packed = self.packing_fault is None
-        parts = split_into_micro_batches(batch, self.config.tokens_per_micro_batch, is_packed=is_packed)
+        parts = split_into_micro_batches(
+            batch,
+            self.config.tokens_per_micro_batch,
+            is_packed=self.packing_fault is None,
+            knee=self._knees[module_id] if self.sharing_fault is None else None,
+        )
         count = int(self.all_reduce(torch.tensor(len(parts)), dist.ReduceOp.MAX))
         parts += [MicroBatch.filler(batch)] * (count - len(parts))
         chunk_tokens = tokens_per_chunk(self.module[module_id].lm.config.vocab_size)

@@ -1,13 +1,16 @@
-"""What a learner asks of a module before it trains: its sizes, and whether rows may hold several sequences."""
+"""What a learner asks of a module before it trains: its sizes, whether rows may hold several sequences, and share."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from rllm_gym.learner.batch import Batch, collate, split_into_micro_batches
+from rllm_gym.learner.batch import Batch, collate
+from rllm_gym.learner.packing import split_into_micro_batches
 from rllm_gym.types import Sample
 
 
@@ -15,6 +18,21 @@ def count_parameters(module: torch.nn.Module) -> tuple[int, int]:
     """Return the numbers of trainable and of frozen parameters."""
     sizes = [(parameter.requires_grad, parameter.numel()) for parameter in module.parameters()]
     return sum(n for trains, n in sizes if trains), sum(n for trains, n in sizes if not trains)
+
+
+def row_faults(engines: Sequence[Any], config: Any, device: Any = None) -> tuple[str | None, str | None]:
+    """Return why rows hold one sequence each, and why they read common beginnings again; None where they do not.
+
+    Args:
+        engines: the policies' DeepSpeed engines.
+    """
+    arguments = config.weight_dtype, device
+    packing: str | None = "packing: false"
+    if config.packing:
+        packing = next(filter(None, (packing_fault(engine, *arguments) for engine in engines)), None)
+    if packing or not config.share_prefixes:
+        return packing, packing or "share_prefixes: false"
+    return packing, next(filter(None, (sharing_fault(engine, *arguments) for engine in engines)), None)
 
 
 @torch.no_grad()
@@ -36,12 +54,48 @@ def packing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
         difference = (logps[0] - logps[1]).abs().max().item()
         # With other tokens before them in their rows, sequences must stay as they are, to the last bit.
         assert part.packing is not None
-        is_first_B = part.packing.start == 0
+        is_first_B = part.packing.places[:, 0] % part.packing.width == 0
         other_BT = torch.where(is_first_B[:, None], (part.batch.tokens + 1) % 7, part.batch.tokens)
         moved = engine({**part.model_inputs, "tokens": other_BT})["logp"].float()
         if not torch.equal(moved[~is_first_B], logps[1][~is_first_B]):
             return "a sequence reads the one before it in its row"
     except (TypeError, ValueError) as error:  # no position_ids, or none that begin anew
         return str(error)
+    return _fault_of(difference, engine, dtype)
+
+
+@torch.no_grad()
+def sharing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
+    """Return why a policy does not read by a mask what sequences begin with in common, or None where it does."""
+    config = engine.module.bare_lm.config
+    if (attention := getattr(config, "_attn_implementation", None)) != "sdpa":
+        return f"its attention is {attention}, which takes no such mask"
+    windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
+    if windows or getattr(config, "sliding_window", None):
+        return "some of its layers see only what is near"
+    tokens = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 6], [0, 1, 2, 6, 5], [4, 3]]
+    batch = Batch.from_mapping(collate([Sample(np.array(t), np.ones(len(t), np.float32)) for t in tokens]), device)
+    logps = []
+    for knee in (None, math.inf):
+        [part] = split_into_micro_batches(batch, 64, is_packed=True, knee=knee)
+        logp_BT = torch.zeros(batch.tokens.shape)
+        logp_BT[part.rows, : part.batch.tokens.shape[1]] = engine(part.model_inputs)["logp"].float().cpu()
+        logps.append(logp_BT)
+    return _fault_of((logps[0] - logps[1]).abs().max().item(), engine, dtype)
+
+
+def _fault_of(difference: float, engine: Any, dtype: str) -> str | None:
     is_exact = dtype == "float32" and not engine.torch_autocast_enabled()
     return None if difference < (1e-3 if is_exact else 0.5) else f"log-probabilities differ by {difference:.2g}"
+
+
+def attention_knee(lm: Any) -> float:
+    """Return how long a row is whose attention costs as much as all else of it; see `packing.grow_trees`.
+
+    A token costs 2 operations for each weight of the layers, and 4 W H of attention in each of L layers.
+    """
+    embeddings = {id(weight) for part in (lm.get_input_embeddings(), lm.get_output_embeddings()) if part is not None
+                  for weight in part.parameters()}  # fmt: skip
+    num_weights = sum(weight.numel() for weight in lm.parameters() if id(weight) not in embeddings)
+    config = lm.config.get_text_config()
+    return num_weights / (2.0 * config.num_hidden_layers * config.hidden_size)

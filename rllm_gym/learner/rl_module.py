@@ -152,7 +152,7 @@ class LLMModule(LanguageModule):
 
         Args:
             batch: `tokens` int64 [B, T], padded on the right; `mask` bool [B, T], True at sampled tokens; `num_chunks`
-                and `packing` optional, see `sampled_logps` and `rllm_gym.learner.batch.Packing`.
+                and `packing` optional, see `sampled_logps` and `rllm_gym.learner.packing.Packing`.
 
         Returns:
             `logp` and `entropy`, float32 [B, T], aligned with `tokens`: 0 where the mask is False.
@@ -194,7 +194,10 @@ def read(lm: PreTrainedModel, batch: Mapping[str, Any]) -> HiddenStates:
     tokens_BT, packing = batch["tokens"], batch.get("packing")
     if packing is not None:
         tokens_RW, position_RW = packing.pack(tokens_BT)
-        hidden_RWH = lm.base_model(input_ids=tokens_RW, position_ids=position_RW, use_cache=False).last_hidden_state
+        mask = {} if packing.mask is None else {"attention_mask": packing.mask[:, None]}
+        hidden_RWH = lm.base_model(
+            input_ids=tokens_RW, position_ids=position_RW, use_cache=False, **mask
+        ).last_hidden_state
         hidden_PH = hidden_RWH.flatten(0, 1)
         return lambda row_N, column_N: hidden_PH[packing.place(row_N, column_N)]
     # Padding is on the right and attention is causal, so what is padded reaches no sampled token: no attention mask.

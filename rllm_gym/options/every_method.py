@@ -100,6 +100,14 @@ class LearnerOptions:
             "stops there."
         ),
     ] = "auto"
+    share_prefixes: Annotated[
+        bool,
+        Doc(
+            "read once what samples begin with in common, such as a group's first prompt, where that saves more than "
+            "longer rows cost; it changes no log-probability. Needs packed rows and a model whose layers all see the "
+            "whole row."
+        ),
+    ] = False
     skip_non_finite_steps: Annotated[
         CountOrZero,
         Doc(

@@ -67,11 +67,13 @@ class LLMAlgorithm(Checkpointed):
         if self.env_runner_group is None:
             self.env_runner_group = NoEnvRunners()
         self._check_env_runners("could not be built")
-        fault, *_ = self.on_all_learners(lambda learner: learner.packing_fault)
+        (fault, sharing_fault), *_ = self.on_all_learners(lambda one: (one.packing_fault, one.sharing_fault))
         if fault and config.packing == "auto":
             logger.warning(
                 "packing: auto: rows hold one sequence each, for base_model cannot tell more apart: %s", fault
             )
+        if sharing_fault and config.share_prefixes:
+            logger.warning("share_prefixes: nothing is shared, for base_model cannot: %s", sharing_fault)
 
     @override(Algorithm)
     @staticmethod

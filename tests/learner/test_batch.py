@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rllm_gym.learner.batch import Batch, SampleData, collate, deal, split_into_micro_batches
+from rllm_gym.learner.batch import Batch, SampleData, collate, deal
+from rllm_gym.learner.packing import split_into_micro_batches
 from rllm_gym.types import Sample
 
 
