@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def of_one_command() -> dict[str, list[str]]:
     return found
 
 
-def reinforce(name: str, seed: int, model: str) -> dict[str, Any]:
+def reinforce(name: str, seed: int, model: str, panel: Mapping[str, int] = PANEL) -> dict[str, Any]:
     from rllm_gym.algorithms.grpo import GRPOConfig
 
     env, settings, horizon, max_steps, max_tokens = RUNS[name]
@@ -89,7 +90,7 @@ def reinforce(name: str, seed: int, model: str) -> dict[str, Any]:
     def evaluate() -> dict[str, float]:
         return {
             split: float(algo.evaluate_split(split, episodes, horizon=horizon, seed=10_000)[0]["success_rate"])
-            for split, episodes in PANEL.items()
+            for split, episodes in panel.items()
         }
 
     start = time.perf_counter()

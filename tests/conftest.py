@@ -165,13 +165,19 @@ left_out: list[str] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let cheap checks fail first. Those with a Ray of their own session come last: no other test runs beside it."""
+    """Let cheap checks fail first. Those with a Ray of their own session come last: no other test runs beside it.
+
+    Of a folder those come first that are given the most time, so that no worker is left alone with one in the end.
+    """
     rank = {folder: number for number, folder in enumerate(SLOW_FIRST)}
 
-    def order(item: pytest.Item) -> tuple[bool, bool, int]:
+    def order(item: pytest.Item) -> tuple[bool, bool, int, float]:
         is_slow = item.get_closest_marker("slow") is not None
         folder = "/".join(item.nodeid.split("/")[:2]).partition("::")[0]
-        return "ray_cluster" in item.fixturenames, is_slow, rank.get(folder, len(rank)) if is_slow else 0
+        timeout = item.get_closest_marker("timeout")
+        longest_first = -timeout.args[0] if timeout is not None and is_slow else 0.0
+        place = rank.get(folder, len(rank)) if is_slow else 0
+        return "ray_cluster" in item.fixturenames, is_slow, place, longest_first
 
     items.sort(key=order)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import ray
 from ray.rllib.algorithms import algorithm as rllib_algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
@@ -87,9 +88,14 @@ def _runners(*, config: Any, **arguments: Any) -> Any:
 
 @contextmanager
 def in_this_process(engines: EnginePool) -> Iterator[None]:
-    """Give every algorithm that is built with one runner its runner in this process, with an engine from a pool."""
+    """Give every algorithm that is built with one runner its runner in this process, with an engine from a pool.
+
+    Where a test wants Ray, it asks for the session's: one that starts by itself would be in the way of that.
+    """
+    had_ray = ray.is_initialized()
     with (
         mock.patch.object(rllib_algorithm, "EnvRunnerGroup", _runners),
         mock.patch.object(engine_set, "engine_maker", engines.engine_maker),
     ):
         yield
+    assert ray.is_initialized() == had_ray, "Ray has started by itself: ask for `toy_environments`"

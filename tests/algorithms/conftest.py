@@ -16,8 +16,7 @@ from tests.algorithms.algorithm_helpers import (
 )
 
 
-@pytest.fixture(scope="session")
-def toy_names():
+def register_toys() -> None:
     from ray.tune.registry import register_env
 
     register_env("say_the_word", make_say_the_word)
@@ -28,8 +27,9 @@ def toy_names():
 
 
 @pytest.fixture(scope="session")
-def toy_environments(ray_cluster, toy_names):
-    """Ray, whose workers find the toy environments too."""
+def toy_environments(ray_cluster):
+    """Ray, whose workers find the toy environments, too."""
+    register_toys()
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +57,11 @@ def stopped() -> Iterator[Callable]:
 
 
 @pytest.fixture
-def build(toy_names, engines):
+def build(engines):
     """Build algorithms that sample in this process, with an engine that other tests have too; stop them in the end."""
     from tests.in_process import in_this_process
 
+    register_toys()
     with in_this_process(engines), stopped() as make:
         yield make
 

@@ -17,7 +17,8 @@ from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.evaluation.playing import plan_evaluation
-from rllm_gym.learner.batch import Packing, deal
+from rllm_gym.learner.batch import deal
+from rllm_gym.learner.packing import Packing
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.sample_maker import SampleMaker, samples_of, samples_of_path
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
@@ -272,7 +273,7 @@ def test_agentgyms_conversations_mark_the_checkpoint_and_playing_it_natively_war
         assert ("trained in AgentGym's protocol and plays TextCraft-v0 in the native one" in caplog.text) is warns
 
 
-def test_expert_workers_change_no_sample(tiny_model, build):
+def test_expert_workers_change_no_sample(tiny_model, build, toy_environments):
     batches = []
     for num_workers in (0, 2):
         algo = build(offline_config(SFTConfig(), tiny_model, num_expert_workers=num_workers))
