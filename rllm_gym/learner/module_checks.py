@@ -13,6 +13,8 @@ from rllm_gym.learner.batch import Batch, collate
 from rllm_gym.learner.packing import split_into_micro_batches
 from rllm_gym.types import Sample
 
+ATTENTION_SLOWNESS = 1.4  # an operation of attention under a mask by one of a layer's weights, on a CPU
+
 
 def count_parameters(module: torch.nn.Module) -> tuple[int, int]:
     """Return the numbers of trainable and of frozen parameters."""
@@ -92,10 +94,11 @@ def _fault_of(difference: float, engine: Any, dtype: str) -> str | None:
 def attention_knee(lm: Any) -> float:
     """Return how long a row is whose attention costs as much as all else of it; see `packing.grow_trees`.
 
-    A token costs 2 operations for each weight of the layers, and 4 W H of attention in each of L layers.
+    A token costs 2 operations for each weight of the layers, and 4 W H of attention in each of L layers, which take
+    longer.
     """
     embeddings = {id(weight) for part in (lm.get_input_embeddings(), lm.get_output_embeddings()) if part is not None
                   for weight in part.parameters()}  # fmt: skip
     num_weights = sum(weight.numel() for weight in lm.parameters() if id(weight) not in embeddings)
     config = lm.config.get_text_config()
-    return num_weights / (2.0 * config.num_hidden_layers * config.hidden_size)
+    return num_weights / (2.0 * ATTENTION_SLOWNESS * config.num_hidden_layers * config.hidden_size)

@@ -179,10 +179,10 @@ def _mask(places: Sequence[torch.Tensor], num_rows: int, width: int) -> torch.Te
 
 
 def grow_trees(batch: Batch, rows: Sequence[int], most_tokens: int, knee: float) -> list[Tree]:
-    """Join neighbours that begin alike, where that costs less than to read them one by one.
+    """Join neighbours that begin alike, as long as that costs less than to read the beginning again.
 
-    A row of W tokens costs W (1 + W / knee), for each of its tokens attends to all of the row; so a long row that saves
-    little is not worth it.
+    A row of W tokens costs W (1 + W / knee), for each of its tokens attends to all of the row, masked or not: the
+    longer the tree, the more a new branch attends to for nothing.
     """
     tokens = batch.tokens.cpu().numpy()
     lengths = batch.lengths.tolist()
@@ -196,7 +196,8 @@ def grow_trees(batch: Batch, rows: Sequence[int], most_tokens: int, knee: float)
         fork = min(fork, trees[-1].lengths[-1]) if trees else 0
         before = trees[-1].num_tokens if trees else 0
         after = before + lengths[row] - fork
-        if fork and after <= most_tokens and cost(after) - cost(before) <= cost(lengths[row]):
+        for_nothing = cost(after) - cost(before) - (after - before) * (1.0 + lengths[row] / knee)
+        if fork and after <= most_tokens and for_nothing <= cost(fork):
             trees[-1].rows.append(row)
             trees[-1].forks.append(fork)
             trees[-1].lengths.append(lengths[row])
