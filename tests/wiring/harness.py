@@ -29,6 +29,7 @@ from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Completion, CompletionRequest
 from tests.in_process import Runners
 
+COMPUTE_LOSS = DeepSpeedLearner._loss
 REPLIES = ("go", "left", "", "open the door", "look around you", "right", "take it")
 
 
@@ -200,11 +201,10 @@ def run(base_model: Any, *, method: str = "GRPO", steps: int = 1, **options: Any
     config.update_from_dict(settings | options)
     config.log_sys_usage = False  # the end of a run waits for that thread's sleep
     torch.manual_seed(0)
-    compute = DeepSpeedLearner._loss
     found: Run
 
     def spy(learner: Any, module_id: str, part: Any, counts: Any, out: Any) -> Any:
-        loss = compute(learner, module_id, part, counts, out)
+        loss = COMPUTE_LOSS(learner, module_id, part, counts, out)  # not an earlier run's spy, which is open still
         found.batches.append(dict(part.tensors))
         found.losses.append(float(loss))
         return loss

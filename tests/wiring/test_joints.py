@@ -104,6 +104,13 @@ def test_the_trainers_log_probabilities_are_a_plain_forwards_also_where_the_mode
         assert found.metrics["clip_fraction"] == 0.0
 
 
+def test_a_second_epoch_has_the_ratio_to_what_the_trainer_gave_before_the_first(ray_cluster, tiny_model):
+    with run(tiny_model, old_logp="recompute", num_epochs=2, lr=1e-2) as found:
+        assert found.metrics["kl"] > 1e-4
+        assert found.metrics["clip_fraction"] > 0.0
+        assert found.metrics["first_clip_fraction"] == 0.0  # in the first step it is 1
+
+
 def test_an_evaluation_plays_all_tasks_of_its_split_and_no_other(ray_cluster, tiny_model):
     with run(tiny_model, steps=0) as found:
         for split, parity in (("eval", 1), ("train", 0)):
