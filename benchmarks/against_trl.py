@@ -10,7 +10,8 @@
 imports included, until the mean success of five train steps has reached --target. Ours leaves out groups that end
 alike, as its default is; TRL trains on them, too.
 `single-turn` is the first turn of the same episodes, for a fixed number of train steps, with every group trained on.
-`learner`: sequences of random tokens, half of them sampled, 4,096 tokens to an update; the first update is not timed.
+`learner`: a group of sequences of random tokens, 4,096 to an update: its prompt, and as many sampled tokens again; the
+first update is not timed. Ours has `share_prefixes: true`, so that it reads a group's prompt once.
 
 Each run is a process of its own, in turns; both sides compute in float32. Memory is the peak of what the process and
 its children hold together, shared pages once (of a learner: what its process holds beyond what it held when it was
@@ -76,13 +77,14 @@ def train(model: str, seed: int, steps: int, horizon: int, target: float) -> Non
 
 def update(model: str, num_tokens: int, steps: int) -> None:
     """Print a row per update of the learner."""
-    from trainer_vs_plain import Setting, build_learner, prepare, reset_peak_memory, resident_memory_mb
+    from trainer_vs_plain import Played, Setting, build_learner, reset_peak_memory, resident_memory_mb
+    from transformers import AutoConfig
 
-    asked = argparse.Namespace(
-        num_tokens=num_tokens, num_sampled=num_tokens // 2, num_episodes=TOKENS_PER_UPDATE // num_tokens
-    )
-    episodes, _ = prepare(asked, model, 0)
-    learn = build_learner(Setting(model, 1e-4, TOKENS_PER_UPDATE, 0, steps), episodes)
+    rng, vocabulary = np.random.default_rng(0), AutoConfig.from_pretrained(model).vocab_size
+    prompt, *sampled = rng.integers(0, vocabulary, (1 + TOKENS_PER_UPDATE // num_tokens, num_tokens // 2))
+    logp = np.full(num_tokens // 2, -np.log(vocabulary), np.float32)
+    episodes = [Played([prompt], [tokens], [logp], float(rng.normal())) for tokens in sampled]
+    learn = build_learner(Setting(model, 1e-4, TOKENS_PER_UPDATE, 0, steps, share_prefixes=True), episodes)
     resident_mb = resident_memory_mb("VmRSS")
     reset_peak_memory()
     for _ in range(steps):

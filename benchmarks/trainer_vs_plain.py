@@ -41,6 +41,7 @@ class Setting:
     tokens_per_micro_batch: int
     zero_stage: Literal[0, 1, 2, 3]  # of the learner
     num_updates: int
+    share_prefixes: bool = False  # in the learner
 
 
 @dataclass
@@ -88,7 +89,11 @@ def build_learner(setting: Setting, episodes: list[Played]) -> Update:
         GRPOConfig()
         .rl_module(base_model=setting.model)
         .training(lr=setting.lr)
-        .learners(tokens_per_micro_batch=setting.tokens_per_micro_batch, zero_stage=setting.zero_stage)
+        .learners(
+            tokens_per_micro_batch=setting.tokens_per_micro_batch,
+            zero_stage=setting.zero_stage,
+            share_prefixes=setting.share_prefixes,
+        )
     )
     space = Repeated(Discrete(2), 1)  # the module reads its vocabulary from the model
     spec = RLModuleSpec(LLMModule, space, space, model_config=config._model_config_auto_includes)

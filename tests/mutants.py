@@ -142,7 +142,7 @@ MUTANTS = [
     option("weight_decay", LEARNER, "weight_decay=weight_decay", "weight_decay=0.0"),
     option("grad_clip", "rllm_gym/learner/deepspeed_config.py", "config.grad_clip or 0.0", "0.0"),
     option("num_epochs", LEARNER, "{module_id: self.config.num_epochs}", "{module_id: 1}"),
-    option("tokens_per_micro_batch", LEARNER, "            self.config.tokens_per_micro_batch,", "            8192,"),
+    option("tokens_per_micro_batch", LEARNER, "batch, self.config.tokens_per_micro_batch,", "batch, 8192,"),
     option(
         "normalize_std",
         "algorithms/grpo.py",

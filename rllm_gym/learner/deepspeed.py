@@ -79,7 +79,8 @@ class DeepSpeedLearner(TorchLearner):
     def configure_optimizers(self) -> None:
         # Counted here, while the weights are whole: ZeRO-3 leaves parameters of size 0.
         self._num_parameters = {module_id: count_parameters(module) for module_id, module in self.module.items()}
-        self._knees = {module_id: attention_knee(module.bare_lm) for module_id, module in self.module.items()}
+        if self.config.share_prefixes:
+            self._knees = {module_id: attention_knee(module.bare_lm) for module_id, module in self.module.items()}
         super().configure_optimizers()
 
     @override(TorchLearner)
@@ -235,11 +236,9 @@ class DeepSpeedLearner(TorchLearner):
 
     def micro_batches(self, module_id: str, batch: Batch) -> Iterator[MicroBatch]:
         """Cut a batch by the token budget; every rank gets equally many, the last ones perhaps empty."""
+        knee = self._knees[module_id] if self.sharing_fault is None else None
         parts = split_into_micro_batches(
-            batch,
-            self.config.tokens_per_micro_batch,
-            is_packed=self.packing_fault is None,
-            knee=self._knees[module_id] if self.sharing_fault is None else None,
+            batch, self.config.tokens_per_micro_batch, is_packed=self.packing_fault is None, knee=knee
         )
         count = int(self.all_reduce(torch.tensor(len(parts)), dist.ReduceOp.MAX))
         parts += [MicroBatch.filler(batch)] * (count - len(parts))
