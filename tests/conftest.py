@@ -90,12 +90,16 @@ def ray_cluster(tmp_path_factory):
     from ray.tune import registry
     from ray.tune.trainable import trainable
 
+    from rllm_gym import algorithms
+
     # Tune keeps the job's id of the first cluster that this process knew, under which no worker of this one looks.
     registry._global_registry._prefix = None
     # Where an algorithm that nobody gave a place writes: else ~/ray_results.
     trainable.DEFAULT_STORAGE_PATH = str(tmp_path_factory.mktemp("ray_results"))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(num_cpus=6, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
+    # Another Ray that this process had may have got what was registered before, and nobody else.
+    algorithms._register_with_tune()
     yield
     ray.shutdown()
 

@@ -42,7 +42,8 @@ def test_the_tiny_example_takes_two_train_steps(env):
 def test_textarenas_example_learns_to_guess_numbers():
     experiment = read_experiment(FOLDER / "textarena" / "sft_tiny.yaml")
     [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
-    config.update_from_dict({"evaluation_interval": None, "evaluation_duration": 40, "save_trajectories": False})
+    own_evaluations = {"evaluation_interval": 1000, "evaluation_on_start": False, "evaluation_duration": 40}
+    config.update_from_dict({**own_evaluations, "save_trajectories": False})
     algo = config.build_algo()
     try:
         before = algo.evaluate()["env_runners"]["success_rate"]
