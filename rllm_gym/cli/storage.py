@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 
@@ -35,15 +34,18 @@ def check_storage(storage: str, name: str) -> None:
 
 
 def _try_folder(folder: Path) -> None:
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    # What is not there yet is not made: another run that tries the same folder could take it away in between.
+    with tempfile.TemporaryFile(dir=next(filter(_exists, (folder, *folder.parents)))) as file:
+        file.write(WRITTEN_TO_TRY)
+
+
+def _exists(path: Path) -> bool:
+    """Return whether something stands there; what the file system says else (no folder, too long a name) is raised."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(WRITTEN_TO_TRY)
-    finally:
-        with contextlib.suppress(OSError):
-            for path in made:
-                path.rmdir()
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _try_remote(address: str) -> None:

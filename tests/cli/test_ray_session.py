@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from rllm_gym.cli import ray_session
 from rllm_gym.cli.ray_session import probe
 from rllm_gym.cli.rllib import app
+from rllm_gym.cli.storage import check_storage
 from rllm_gym.errors import ConfigError
 
 EXPERIMENT = """\
@@ -164,3 +166,9 @@ def test_storage_that_cannot_be_written_is_said_before_ray_starts(
     assert result.exit_code == 2
     assert result.stderr == f"--storage-path: must be writable; got {storage!r} ({why}). Choose another one.\n"
     assert asked == []
+
+
+def test_runs_that_try_the_same_new_folder_at_once_do_not_take_it_from_each_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: check_storage(str(tmp_path / "runs"), "quick"), range(400)))
+    assert not list(tmp_path.iterdir())
