@@ -8,7 +8,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,24 @@ def ray_cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def two_learners(ray_cluster):
+    """Make groups of two remote learners, of which the last made is the one to use."""
+    from tests.learner.two_learners import TwoLearners
+
+    made = TwoLearners()
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="session")
+def engines():
+    """What `in_this_process` takes engines from."""
+    from tests.in_process import EnginePool
+
+    return EnginePool()
+
+
+@pytest.fixture(scope="session")
 def needs_browser() -> None:
     skip_without("browser")
 
@@ -166,13 +185,17 @@ UNTIL_S = "RLLM_GYM_SLOW_TESTS_S"  # after so many seconds no other test begins
 TOO_LONG, LEFT_OUT = "too_long_s", "left_out"  # properties of a report, which xdist's workers send to their master
 too_long: dict[str, float] = {}
 left_out: list[str] = []
+end_of_ray: list[Callable[[], None]] = []
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let cheap checks fail first. Those with a Ray of their own session come last: no other test runs beside it.
+    """Let cheap checks fail first; of a slow folder, those first that are given the most time.
 
-    Of a folder those come first that are given the most time, so that no worker is left alone with one in the end.
+    Those with the session's Ray stand together: a worker of xdist has them all, from the beginning, so that there is
+    one Ray, and work for the others meanwhile; in one process they come last.
     """
+    in_worker = "PYTEST_XDIST_WORKER" in os.environ
     rank = {folder: number for number, folder in enumerate(SLOW_FIRST)}
 
     def order(item: pytest.Item) -> tuple[bool, bool, int, float]:
@@ -181,9 +204,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         timeout = item.get_closest_marker("timeout")
         longest_first = -timeout.args[0] if timeout is not None and is_slow else 0.0
         place = rank.get(folder, len(rank)) if is_slow else 0
-        return "ray_cluster" in item.fixturenames, is_slow, place, longest_first
+        return wants_ray(item) != in_worker, is_slow, place, longest_first
 
     items.sort(key=order)
+    for item in filter(wants_ray, items):
+        item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+def wants_ray(item: pytest.Item) -> bool:
+    return "ray_cluster" in item.fixturenames
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    if fixturedef.argname == "ray_cluster":
+        end_of_ray.append(partial(fixturedef.finish, request))
 
 
 def cpu_s() -> float:
@@ -203,6 +237,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    while end_of_ray and not wants_ray(item):  # the last of them was before this test: it is not to find a Ray
+        end_of_ray.pop()()
     until_s = float(os.environ.get(UNTIL_S, "inf"))
     if time.monotonic() - BEGUN_S > until_s:
         item.user_properties.append((LEFT_OUT, until_s))

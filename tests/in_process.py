@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from unittest import mock
 import ray
 from ray.rllib.algorithms import algorithm as rllib_algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.tune.trainable import trainable
+from transformers import AutoModelForCausalLM  # before an algorithm imports it in a thread, beside its runner
 
 from rllm_gym.rollout import engine_set
 from rllm_gym.types import Engine
@@ -77,8 +80,6 @@ class EnginePool:
 
 
 def _weights(model: str) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(model).state_dict()
 
 
@@ -96,6 +97,8 @@ def in_this_process(engines: EnginePool) -> Iterator[None]:
     with (
         mock.patch.object(rllib_algorithm, "EnvRunnerGroup", _runners),
         mock.patch.object(engine_set, "engine_maker", engines.engine_maker),
+        # Where an algorithm that nobody gave a place writes: else ~/ray_results.
+        mock.patch.object(trainable, "DEFAULT_STORAGE_PATH", tempfile.gettempdir()),
     ):
         yield
     assert ray.is_initialized() == had_ray, "Ray has started by itself: ask for `toy_environments`"

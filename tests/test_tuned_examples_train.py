@@ -9,11 +9,18 @@ import pytest
 from rllm_gym.cli.check import check_experiment
 from rllm_gym.cli.experiment import read_experiment
 from rllm_gym.cli.written import check_written
+from tests.in_process import in_this_process
 from tests.needs import skip_without
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("sampling_here")]
 
 FOLDER = Path(__file__).parents[1] / "tuned_examples"
+
+
+@pytest.fixture
+def sampling_here(engines):
+    with in_this_process(engines):
+        yield
 
 
 @pytest.mark.parametrize("env", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])

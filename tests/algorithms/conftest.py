@@ -32,13 +32,6 @@ def toy_environments(ray_cluster):
     register_toys()
 
 
-@pytest.fixture(scope="session")
-def engines():
-    from tests.in_process import EnginePool
-
-    return EnginePool()
-
-
 @contextmanager
 def stopped() -> Iterator[Callable]:
     """Hand over what builds algorithms, and stop them in the end."""

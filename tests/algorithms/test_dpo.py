@@ -71,24 +71,21 @@ def test_the_gradient_is_that_of_the_mean_over_pairs_however_they_are_cut(tiny_m
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_two_learners_change_no_gradient_and_no_reference(tiny_model, ray_cluster, stage):
+def test_two_learners_change_no_gradient_and_no_reference(tiny_model, two_learners, stage):
     pairs = make_pairs(5)  # three for one learner, two for the other
     one = make_group(make_config(tiny_model, "DPO"))
-    two = make_group(make_config(tiny_model, "DPO", zero_stage=stage, num_learners=2, tokens_per_micro_batch=80))
-    try:
-        shards = deal(pairs, 2)
+    two = two_learners(make_config(tiny_model, "DPO", zero_stage=stage, tokens_per_micro_batch=80))
+    shards = deal(pairs, 2)
 
-        def logps_of(group, shards):
-            scored = group.foreach_learner(lambda learner: learner.score(pairs, shards, ["trainer_logp"]))
-            found = dict(part for result in scored for part in result.get())
-            return [found[k]["trainer_logp"].sum(dtype=np.float64) for k in range(len(pairs))]
+    def logps_of(group, shards):
+        scored = group.foreach_learner(lambda learner: learner.score(pairs, shards, ["trainer_logp"]))
+        found = dict(part for result in scored for part in result.get())
+        return [found[k]["trainer_logp"].sum(dtype=np.float64) for k in range(len(pairs))]
 
-        assert np.allclose(logps_of(one, [range(len(pairs))]), logps_of(two, shards), atol=1e-3)
-        assert sorted(k // 2 for shard in shards for k in shard[::2]) == [0, 1, 2, 3, 4]
-        whole = gradient(one, pairs)
-        assert distance(whole, gradient(two, pairs)) < 1e-5 * largest(whole)
-    finally:
-        two.shutdown()
+    assert np.allclose(logps_of(one, [range(len(pairs))]), logps_of(two, shards), atol=1e-3)
+    assert sorted(k // 2 for shard in shards for k in shard[::2]) == [0, 1, 2, 3, 4]
+    whole = gradient(one, pairs)
+    assert distance(whole, gradient(two, pairs)) < 1e-5 * largest(whole)
 
 
 def test_it_learns_from_pairs_that_the_initial_policy_samples(tiny_model, build):

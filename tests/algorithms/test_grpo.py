@@ -14,7 +14,7 @@ from rllm_gym.data import read_episodes
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite, numbers, toy_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("grpo")]
+pytestmark = pytest.mark.slow
 
 
 NUM_TURNS = 3

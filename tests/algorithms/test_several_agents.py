@@ -1,4 +1,4 @@
-"""Several agents learn: what `benchmarks/` measures with five seeds, here with one and bounds that all five keep."""
+"""Several agents learn: what `benchmarks/` measures with five seeds, here with one and about half of the steps."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from pathlib import Path
 
 import pytest
 
+from tests.in_process import in_this_process
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    """Return what imports a script of benchmarks/."""
+def benchmark(monkeypatch, engines):
+    """Return what imports a script of benchmarks/; its runs sample in this process."""
     folder = Path(__file__).parents[2] / "benchmarks"
     monkeypatch.syspath_prepend(folder)
-    yield importlib.import_module
+    with in_this_process(engines):
+        yield importlib.import_module
     for script in folder.glob("*.py"):
         sys.modules.pop(script.stem, None)
 
 
-def test_self_play_of_kuhn_poker_comes_near_optimal_play(ray_cluster, benchmark, tmp_path):
+def test_self_play_of_kuhn_poker_comes_near_optimal_play(benchmark, tmp_path):
     kuhn = benchmark("kuhn")
     kuhn.warm_start(str(tmp_path), seed=0, steps=600)
-    row = kuhn.self_play("role", 0, str(tmp_path / "warm"), steps=80, every=80)
+    row = kuhn.self_play("role", 0, str(tmp_path / "warm"), steps=40, every=40)
     (_, before, _), (_, after, illegal) = row["curve"]
     print(row)
     assert before > 0.458  # half of what uniform play has
-    assert after < 0.4
+    assert after < 0.458
     assert illegal < 0.05
 
 
-def test_a_planner_and_an_actor_learn_together(ray_cluster, benchmark):
-    row = benchmark("teams").reinforce("planner_actor", 0, "tiny", {"train": 128})
+def test_a_planner_and_an_actor_learn_together(benchmark, monkeypatch):
+    teams = benchmark("teams")
+    *settings, _ = teams.RUNS["planner_actor"]
+    monkeypatch.setitem(teams.RUNS, "planner_actor", (*settings, 60_000))  # sampled tokens
+    row = teams.reinforce("planner_actor", 0, "tiny", {"train": 128})
     print(row)
-    assert row["after"]["train"] > row["before"]["train"] + 0.1  # 0.17 to 0.23 with five seeds
+    assert row["after"]["train"] > row["before"]["train"] + 0.05

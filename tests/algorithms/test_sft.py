@@ -189,20 +189,17 @@ def test_a_weight_scales_what_its_token_adds(tiny_model):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_two_learners_change_no_gradient_and_no_held_out_loss(tiny_model, ray_cluster, stage):
+def test_two_learners_change_no_gradient_and_no_held_out_loss(tiny_model, two_learners, stage):
     samples = make_samples(9)
     one = make_group(make_config(tiny_model, "SFT"))
-    two = make_group(make_config(tiny_model, "SFT", zero_stage=stage, num_learners=2, tokens_per_micro_batch=80))
-    try:
-        losses = []
-        for group, shards in ((one, [range(9)]), (two, deal(samples, 2))):
-            found = group.foreach_learner(lambda learner, shards=shards: learner.evaluate(samples, shards))
-            losses.append([result.get()["loss"] for result in found])
-        assert losses[1] == pytest.approx(losses[0] * 2, rel=1e-5)
-        whole = gradient(one, samples)
-        assert distance(whole, gradient(two, samples)) < 1e-5 * largest(whole)
-    finally:
-        two.shutdown()
+    two = two_learners(make_config(tiny_model, "SFT", zero_stage=stage, tokens_per_micro_batch=80))
+    losses = []
+    for group, shards in ((one, [range(9)]), (two, deal(samples, 2))):
+        found = group.foreach_learner(lambda learner, shards=shards: learner.evaluate(samples, shards))
+        losses.append([result.get()["loss"] for result in found])
+    assert losses[1] == pytest.approx(losses[0] * 2, rel=1e-5)
+    whole = gradient(one, samples)
+    assert distance(whole, gradient(two, samples)) < 1e-5 * largest(whole)
 
 
 # --- the algorithm ---

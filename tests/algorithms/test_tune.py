@@ -34,7 +34,7 @@ def test_population_based_training_goes_on_with_the_better_weights_and_the_new_l
         param_space=space | {"env": "say_the_word", "num_envs_per_env_runner": 8, "lr": tune.grid_search([1e-4, 2e-4])},
         tune_config=tune.TuneConfig(scheduler=scheduler),
         run_config=tune.RunConfig(
-            name="pbt", storage_path=str(tmp_path), stop={"training_iteration": 4}, verbose=0,
+            name="pbt", storage_path=str(tmp_path), stop={"training_iteration": 2}, verbose=0,
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
         ),
     ).fit()  # fmt: skip
@@ -43,6 +43,6 @@ def test_population_based_training_goes_on_with_the_better_weights_and_the_new_l
         [json.loads(line) for line in (Path(result.path) / "result.json").read_text().splitlines()]
         for result in results
     ]
-    assert all(trial[-1]["training_iteration"] == 4 for trial in rows)
+    assert all(trial[-1]["training_iteration"] == 2 for trial in rows)
     # One of the two has gone on from the other's checkpoint, with the learning rate that the scheduler chose.
     assert {row["config"]["lr"] for trial in rows for row in trial} >= {7e-4}

@@ -24,6 +24,7 @@ from tests.needs import skip_without
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+BIT_FOR_BIT = pytest.mark.xdist_group("bit_for_bit")  # they share a run that nothing has happened to
 NUM_STEPS = 5
 STORE_BYTES = 150 * 2**20
 
@@ -56,6 +57,7 @@ def assert_equal(found: Run, straight: Run) -> None:
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+@BIT_FOR_BIT
 def test_a_killed_driver_is_resumed_bit_for_bit(tmp_path: Path, straight: Run) -> None:
     moment = draw_moment("driver", NUM_STEPS)
     say("driver", moment)
@@ -71,6 +73,7 @@ def test_a_killed_driver_is_resumed_bit_for_bit(tmp_path: Path, straight: Run) -
         assert_equal(killed, straight)
 
 
+@BIT_FOR_BIT
 def test_a_killed_main_process_of_a_trial_is_one_line_and_is_resumed_bit_for_bit(tmp_path: Path, straight: Run) -> None:
     moment = draw_moment("trainer", NUM_STEPS)
     say("trainer", moment)

@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 from gymnasium.spaces import Discrete
 from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.spaces.repeated import Repeated
@@ -34,8 +35,12 @@ def make_config(base_model, method: str = "GRPO", **options) -> LLMConfig:
     return config
 
 
+def module_spec(config: LLMConfig) -> MultiRLModuleSpec:
+    return config.get_multi_rl_module_spec(spaces={MODULE: (SPACE, SPACE)})
+
+
 def make_group(config: LLMConfig) -> LearnerGroup:
-    return LearnerGroup(config=config, module_spec=config.get_multi_rl_module_spec(spaces={MODULE: (SPACE, SPACE)}))
+    return LearnerGroup(config=config, module_spec=module_spec(config))
 
 
 def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int = 3) -> list[Episode]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def ppo_config(base_model, **options) -> PPOConfig:
     return make_config(base_model, "PPO", **{**plain, "bootstrap": "truncated", **options})
 
 
-def ppo_group(config: PPOConfig, *, has_values: bool = True) -> LearnerGroup:
+def ppo_group(config: PPOConfig, make_group: Callable = make_group, *, has_values: bool = True) -> LearnerGroup:
     """Learners whose value heads are not 0, so that every value differs."""
     group = make_group(config)
     if has_values:
@@ -181,20 +182,17 @@ def test_micro_batches_and_zero_stages_change_no_gradient(tiny_model, critic, st
 
 
 @pytest.mark.parametrize(("critic", "stage"), [("separate", 2), ("separate", 3), ("shared", 3)])
-def test_two_learners_whiten_together_and_change_no_gradient(tiny_model, ray_cluster, critic, stage):
+def test_two_learners_whiten_together_and_change_no_gradient(tiny_model, two_learners, critic, stage):
     episodes = ppo_episodes()
     one_group = ppo_group(ppo_config(tiny_model, critic=critic))
     before = weights(one_group)
     first = update(one_group, episodes)
     one = change(before, weights(one_group))
-    parts = {"zero_stage": stage, "num_learners": 2, "tokens_per_micro_batch": 150}
-    group = ppo_group(ppo_config(tiny_model, critic=critic, **parts))
-    try:
-        before = weights(group)
-        second = update(group, episodes)
-        two = change(before, weights(group))
-    finally:
-        group.shutdown()
+    parts = {"zero_stage": stage, "tokens_per_micro_batch": 150}
+    group = ppo_group(ppo_config(tiny_model, critic=critic, **parts), two_learners)
+    before = weights(group)
+    second = update(group, episodes)
+    two = change(before, weights(group))
     assert close(two, one)
     for name in ("vf_loss", "value_mean", "explained_variance", "policy_loss"):
         assert second[name] == pytest.approx(first[name], abs=1e-4), name

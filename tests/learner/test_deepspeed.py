@@ -58,40 +58,29 @@ def test_micro_batches_and_zero_stages_change_no_gradient(tiny_model, stage):
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.promise), 3])
-def test_two_learners_change_no_gradient(tiny_model, ray_cluster, stage):
+def test_two_learners_change_no_gradient(tiny_model, two_learners, stage):
     samples = make_samples(SAMPLES)
     one = gradient(make_group(make_config(tiny_model)), samples)
-    group = make_group(make_config(tiny_model, zero_stage=stage, num_learners=2, tokens_per_micro_batch=150))
-    try:
-        two = gradient(group, samples)
-    finally:
-        group.shutdown()
+    two = gradient(two_learners(make_config(tiny_model, zero_stage=stage, tokens_per_micro_batch=150)), samples)
     assert distance(one, two) < 1e-5 * largest(one)
 
 
-def test_adam_on_two_learners_and_small_micro_batches_stays_within_5e_5_after_three_steps(tiny_model, ray_cluster):
+def test_adam_on_two_learners_and_small_micro_batches_stays_within_5e_5_after_three_steps(tiny_model, two_learners):
     adam = {"deepspeed": {}, "lr": 1e-3, "grad_clip": 1.0, "zero_stage": 2}
     one = make_group(make_config(tiny_model, **adam))
-    two = make_group(make_config(tiny_model, **adam, num_learners=2, tokens_per_micro_batch=150))
-    try:
-        for step in range(3):
-            samples = make_samples(SAMPLES, seed=step)
-            update(one, samples)
-            update(two, samples)
-        assert distance(weights(one), weights(two)) < 5e-5
-    finally:
-        two.shutdown()
+    two = two_learners(make_config(tiny_model, **adam, tokens_per_micro_batch=150))
+    for step in range(3):
+        samples = make_samples(SAMPLES, seed=step)
+        update(one, samples)
+        update(two, samples)
+    assert distance(weights(one), weights(two)) < 5e-5
 
 
-def test_a_learner_without_data_keeps_in_step(tiny_model, ray_cluster):
+def test_a_learner_without_data_keeps_in_step(tiny_model, two_learners):
     """One long sample for two ZeRO-3 learners: the second has only fillers, and other numbers of chunks of logits."""
     samples = make_samples(1, num_turns=6)
     one = gradient(make_group(make_config(tiny_model)), samples)
-    group = make_group(make_config(tiny_model, zero_stage=3, num_learners=2))
-    try:
-        two = gradient(group, samples)
-    finally:
-        group.shutdown()
+    two = gradient(two_learners(make_config(tiny_model, zero_stage=3)), samples)
     assert distance(one, two) < 1e-5 * largest(one)
 
 

@@ -134,15 +134,11 @@ def test_the_gradient_is_that_of_the_published_loss(tiny_model, name):
 
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "rloo", "gspo", "grpo_by_sequences"])
-def test_two_learners_change_no_gradient(tiny_model, ray_cluster, name):
+def test_two_learners_change_no_gradient(tiny_model, two_learners, name):
     method, options = METHODS[name]
     episodes = grouped_episodes()
     one = gradient(make_group(make_config(tiny_model, method, **options)), episodes)
-    group = make_group(make_config(tiny_model, method, **options, num_learners=2, tokens_per_micro_batch=150))
-    try:
-        two = gradient(group, episodes)
-    finally:
-        group.shutdown()
+    two = gradient(two_learners(make_config(tiny_model, method, **options, tokens_per_micro_batch=150)), episodes)
     assert distance(one, two) < 1e-5 * largest(one)
 
 

@@ -99,23 +99,18 @@ def text_of_failure(learner, shards) -> str:
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_two_learners_skip_and_end_together_whichever_has_the_sample(tiny_model, ray_cluster, stage):
+def test_two_learners_skip_and_end_together_whichever_has_the_sample(tiny_model, two_learners, stage):
     """Only one of them has the sample; if the other went on, it would wait for ever, or train on its own."""
-    options = {"zero_stage": stage, "num_learners": 2, "tokens_per_micro_batch": 150, "skip_non_finite_steps": 1}
-    group = make_group(make_config(tiny_model, **options, **ADAM))
-    try:
-        before = present_weights(group)
-        metrics = update(group, poisoned())
-        assert (metrics["num_skipped_steps"], metrics["num_optimizer_steps"]) == (1, 0)
-        assert distance(before, present_weights(group)) == 0.0
-        shards = SampleData(episodes=poisoned()).shard(2)
-        texts = [result.get() for result in group.foreach_learner(lambda learner: text_of_failure(learner, shards))]
-        assert len(texts) == 2
-        assert all(
-            "non-finite loss or gradient" in text and "train step 5; 2 steps were skipped" in text for text in texts
-        )
-        assert distance(before, present_weights(group)) == 0.0
-        with pytest.raises(Exception, match="non-finite loss or gradient"):
-            update(group, poisoned())
-    finally:
-        group.shutdown()
+    options = {"zero_stage": stage, "tokens_per_micro_batch": 150, "skip_non_finite_steps": 1}
+    group = two_learners(make_config(tiny_model, **options, **ADAM))
+    before = present_weights(group)
+    metrics = update(group, poisoned())
+    assert (metrics["num_skipped_steps"], metrics["num_optimizer_steps"]) == (1, 0)
+    assert distance(before, present_weights(group)) == 0.0
+    shards = SampleData(episodes=poisoned()).shard(2)
+    texts = [result.get() for result in group.foreach_learner(lambda learner: text_of_failure(learner, shards))]
+    assert len(texts) == 2
+    assert all("non-finite loss or gradient" in text and "train step 5; 2 steps were skipped" in text for text in texts)
+    assert distance(before, present_weights(group)) == 0.0
+    with pytest.raises(Exception, match="non-finite loss or gradient"):
+        update(group, poisoned())

@@ -61,15 +61,12 @@ def test_the_reference_is_scored_by_the_base_model_and_the_trainer_by_its_own_we
 
 
 @pytest.mark.slow
-def test_two_learners_score_what_one_does(tiny_model, ray_cluster):
+def test_two_learners_score_what_one_does(tiny_model, two_learners):
     samples = make_samples(13)
-    group = make_group(make_config(tiny_model, num_learners=2, num_minibatches=3, tokens_per_micro_batch=150))
-    try:
-        driver_of(group).score(samples, ["trainer_logp"])
-        one_sample = make_samples(1)
-        driver_of(group).score(one_sample, ["trainer_logp"])  # the second learner has nothing to score
-    finally:
-        group.shutdown()
+    group = two_learners(make_config(tiny_model, num_minibatches=3, tokens_per_micro_batch=150))
+    driver_of(group).score(samples, ["trainer_logp"])
+    one_sample = make_samples(1)
+    driver_of(group).score(one_sample, ["trainer_logp"])  # the second learner has nothing to score
     assert sorted(len(shard) for shard in deal(samples, 2)) == [6, 7]
     for sample, expected in zip([*samples, *one_sample], plain_logps(tiny_model, [*samples, *one_sample]), strict=True):
         assert np.abs(sample.trainer_logp - expected).max() < 1e-5

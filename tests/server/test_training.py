@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rllm_gym.cli.check import check_experiment
+from rllm_gym.cli.experiment import read_experiment
+from rllm_gym.cli.written import check_written
 from rllm_gym.data import read_episodes
+from tests.in_process import in_this_process
 from tests.needs import skip_without
 from tests.serving import serving
 
@@ -36,30 +37,34 @@ ELSEWHERE = {"env_id", "env_version", "timings"}
 def train(folder: Path, name: str, **changes: object) -> list[dict]:
     """Train the shortened quickstart for two steps, and return its episodes, without where and how fast they were."""
     [experiment] = yaml.safe_load(QUICKSTART.read_text()).values()
-    experiment["stop"] = {"training_iteration": 2}
     experiment["config"].update(SMALLER)
     if changes:
         experiment["env"], experiment["config"]["env_config"] = changes["env"], changes["env_config"]
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({name: experiment}))
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path)]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    episodes = [episode.model_dump(exclude=ELSEWHERE) for episode in read_episodes(folder / "runs" / name)]
+    written = read_experiment(path)
+    [config] = check_experiment(written, check_written(written), allow_lookup=False).configs
+    algo = config.build_algo()
+    try:
+        for _ in range(2):
+            algo.train()
+    finally:
+        algo.stop()
+    episodes = [episode.model_dump(exclude=ELSEWHERE) for episode in read_episodes(algo.trajectories_path)]
     return sorted(episodes, key=lambda episode: episode["episode_id"])
 
 
-def test_the_quickstart_over_the_wire_has_the_same_episodes_token_for_token(tmp_path):
+def test_the_quickstart_over_the_wire_has_the_same_episodes_token_for_token(tmp_path, engines):
     skip_without("openenv")
     [experiment] = yaml.safe_load(QUICKSTART.read_text()).values()
     keywords = json.dumps(experiment["config"]["env_config"])
-    in_process = train(tmp_path, "here")
-    assert len(in_process) > 30
-    assert any(episode["is_success"] for episode in in_process)
-    with serving("--env", experiment["env"], "--env-config", keywords, "--workers", "1") as served:
-        openenv = train(tmp_path, "openenv", env="rllm_gym/OpenEnv-v0", env_config={"url": served.url})
-        url = f"{served.url}/agentgym"
-        agentgym = train(tmp_path, "agentgym", env="rllm_gym/AgentGym-v0", env_config={"url": url})
+    with in_this_process(engines):
+        in_process = train(tmp_path, "here")
+        assert len(in_process) > 30
+        assert any(episode["is_success"] for episode in in_process)
+        with serving("--env", experiment["env"], "--env-config", keywords, "--workers", "1") as served:
+            openenv = train(tmp_path, "openenv", env="rllm_gym/OpenEnv-v0", env_config={"url": served.url})
+            url = f"{served.url}/agentgym"
+            agentgym = train(tmp_path, "agentgym", env="rllm_gym/AgentGym-v0", env_config={"url": url})
     assert openenv == in_process
     assert agentgym == in_process

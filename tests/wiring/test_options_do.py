@@ -374,7 +374,6 @@ def models(ray_cluster, tiny_model, other_model):
     return {"tiny": tiny_model, "other": other_model}
 
 
-@pytest.mark.xdist_group("options")  # runs without an option are shared
 @pytest.mark.parametrize(("method", "name", "row"), rows())
 def test_setting_an_option_changes_what_it_says(ray_cluster, models, without, method, name, row):
     options = {name: own_value(name, row.value)}
