@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -40,13 +41,25 @@ def import_object(who: str, path: str) -> Any:
         raise ConfigError(f"{rule} ({error}).{hint}") from error
 
 
-def leave_out_sklearn() -> None:
-    """Keep transformers from importing scikit-learn with the models' classes: half a second and more of every start.
+def leave_out_scipy() -> None:
+    """Keep transformers from importing SciPy and scikit-learn with the models' classes: a second of every start.
 
-    Assisted generation alone looks at it, which nothing here uses. To be called before the classes are imported.
+    Detection of objects and assisted generation look at them, which nothing here uses. To be called before the classes
+    are imported.
     """
     utilities: Any = importlib.import_module("transformers.utils")
-    utilities.is_sklearn_available = lambda: False
+    utilities.is_scipy_available = utilities.is_sklearn_available = lambda: False
+
+
+@contextlib.contextmanager
+def without(module: str) -> Iterator[None]:
+    """Let what is imported find that a module is missing, unless it has been imported before."""
+    sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        if sys.modules[module] is None:
+            del sys.modules[module]
 
 
 def did_you_mean(name: str, known: Iterable[str], *, suffix: str = "") -> str:

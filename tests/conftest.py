@@ -85,7 +85,7 @@ def other_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory):
+def ray_cluster(tmp_path_factory, request):
     """One Ray for all tests that need one; its workers find the tests' own modules, as they start in this folder."""
     import ray
     from ray.tune import registry
@@ -101,6 +101,7 @@ def ray_cluster(tmp_path_factory):
     ray.init(num_cpus=6, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
     # Another Ray that this process had may have got what was registered before, and nobody else.
     algorithms._register_with_tune()
+    end_of_ray.append(partial(request._fixturedef.finish, request))  # of what has asked for it, first
     yield
     ray.shutdown()
 
@@ -213,11 +214,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def wants_ray(item: pytest.Item) -> bool:
     return "ray_cluster" in item.fixturenames
-
-
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-    if fixturedef.argname == "ray_cluster":
-        end_of_ray.append(partial(fixturedef.finish, request))
 
 
 def cpu_s() -> float:

@@ -68,6 +68,7 @@ UNDOCUMENTED = [
     "peft.tuners.lora.layer:LoraLayer.lora_B",
     "peft.tuners.lora.layer:LoraLayer.scaling",
     "ray._private.services:canonicalize_bootstrap_address",
+    "transformers.utils:is_scipy_available",
     "transformers.utils:is_sklearn_available",
     "vllm.model_executor.layers.linear:LinearBase.input_size",
     "vllm.model_executor.layers.linear:LinearBase.output_size",

@@ -49,15 +49,15 @@ def test_the_tiny_example_takes_two_train_steps(env):
 def test_textarenas_example_learns_to_guess_numbers():
     experiment = read_experiment(FOLDER / "textarena" / "sft_tiny.yaml")
     [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
-    own_evaluations = {"evaluation_interval": 1000, "evaluation_on_start": False, "evaluation_duration": 40}
+    own_evaluations = {"evaluation_interval": 1000, "evaluation_on_start": False, "evaluation_duration": 20}
     config.update_from_dict({**own_evaluations, "save_trajectories": False})
     algo = config.build_algo()
     try:
         before = algo.evaluate()["env_runners"]["success_rate"]
-        for _ in range(20):
+        for _ in range(14):
             algo.train()
         after = algo.evaluate()["env_runners"]["success_rate"]
     finally:
         algo.stop()
     print("success", before, after)
-    assert before < 0.1 and after > 0.4
+    assert before < 0.2 and after > before + 0.2

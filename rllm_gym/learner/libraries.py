@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from rllm_gym.importing import leave_out_sklearn
+from rllm_gym.importing import leave_out_scipy
 
 _importing: list[threading.Thread] = []
 
@@ -42,5 +42,5 @@ def wait_for_imports() -> None:
 
 
 def _import_models() -> None:
-    leave_out_sklearn()
+    leave_out_scipy()
     importlib.import_module("transformers.models.auto.modeling_auto")

@@ -14,7 +14,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch.utils.checkpoint import checkpoint
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.importing import leave_out_sklearn
+from rllm_gym.importing import leave_out_scipy
 from rllm_gym.models import BFLOAT16_BITS, LORA_A, LORA_B, attention_of, resolve_base_model
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ CHUNK_LOGITS = 2**25  # 128 MiB in float32; softmax and its gradient take about 
 
 def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
     """Load a causal language model; `base_model` is what `rllm_gym.models.resolve_base_model` takes."""
-    leave_out_sklearn()
+    leave_out_scipy()
     from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, see libraries.py
 
     model = str(resolve_base_model(base_model))

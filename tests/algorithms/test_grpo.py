@@ -164,7 +164,7 @@ def test_dropped_groups_are_refilled_within_the_budget(tiny_model, build):
 def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_model, build_on_ray, tmp_path):
     config = toy_config(
         tiny_model, "flaky", env_config={"fail_resets": 3}, max_episode_retries=0, max_failed_fraction=0.2,
-        groups_per_step=4, group_size=8, save_trajectories=True,
+        groups_per_step=4, group_size=8, save_trajectories=True, engine="transformers",
     )  # fmt: skip
     algo = build_on_ray(config)
     result = algo.train()
@@ -245,12 +245,10 @@ def test_of_two_modules_the_frozen_one_stays_bit_equal(tiny_model, build):
 def test_two_runners_and_two_zero_3_learners_train_like_one_of_each_and_resume(
     tiny_model, build, toy_environments, tmp_path
 ):
-    one = build(toy_config(tiny_model, groups_per_step=4))
-    many = build(
-        toy_config(
-            tiny_model, groups_per_step=4, num_env_runners=2, num_learners=2, zero_stage=3, tokens_per_micro_batch=900
-        )
-    )
+    options = {"groups_per_step": 4, "engine": "transformers"}  # which starts in half the time
+    one = build(toy_config(tiny_model, **options))
+    two_of_each = {"num_env_runners": 2, "num_learners": 2, "zero_stage": 3, "tokens_per_micro_batch": 900}
+    many = build(toy_config(tiny_model, **options, **two_of_each))
     for _ in range(2):
         first, second = one.train(), many.train()
     assert second["env_runners"]["num_episodes"] == 64

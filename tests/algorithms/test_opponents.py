@@ -52,7 +52,9 @@ def test_with_lora_a_pool_is_another_adapter_on_the_policys_engine(tiny_model, b
 
 
 def test_self_play_with_a_pool_resumes_bit_for_bit_and_survives_a_killed_runner(tiny_model, build_on_ray, tmp_path):
-    algo = build_on_ray(config_of(tiny_model, num_env_runners=2, save_trajectories=True, **POOL))
+    # Ten engines in all; those of transformers start sooner.
+    config = config_of(tiny_model, engine="transformers", num_env_runners=2, save_trajectories=True, **POOL)
+    algo = build_on_ray(config)
     for _ in range(2):
         assert not not_finite(algo.train())
     path = algo.save_to_path(str(tmp_path / "checkpoint"))

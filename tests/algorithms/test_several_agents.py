@@ -38,7 +38,7 @@ def test_self_play_of_kuhn_poker_comes_near_optimal_play(benchmark, tmp_path):
 def test_a_planner_and_an_actor_learn_together(benchmark, monkeypatch):
     teams = benchmark("teams")
     *settings, _ = teams.RUNS["planner_actor"]
-    monkeypatch.setitem(teams.RUNS, "planner_actor", (*settings, 60_000))  # sampled tokens
+    monkeypatch.setitem(teams.RUNS, "planner_actor", (*settings, 50_000))  # sampled tokens
     row = teams.reinforce("planner_actor", 0, "tiny", {"train": 128})
     print(row)
-    assert row["after"]["train"] > row["before"]["train"] + 0.05
+    assert row["after"]["train"] > row["before"]["train"] + 0.03

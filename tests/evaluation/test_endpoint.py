@@ -18,6 +18,7 @@ from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.types import SamplingParams
+from tests.in_process import in_this_process
 
 START_S = 300.0
 
@@ -35,6 +36,7 @@ def served(tmp_path) -> Iterator[str]:
         *("--max-model-len", "2048", "--max-num-seqs", "8", "--enforce-eager"),
     ]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    settings |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}  # else its threads wait busily
     server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | settings, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -54,15 +56,17 @@ def served(tmp_path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_same_model_behind_an_endpoint_plays_the_same_episodes(ray_cluster, served, tmp_path):
+def test_the_same_model_behind_an_endpoint_plays_the_same_episodes(engines, served, tmp_path):
     spec = EnvironmentSpec("TextCraft", "rllm_gym:rllm_gym/TextCraft-v0", {"depth": 1})
     greedy = SamplingParams(max_new_tokens=48, temperature=0.0)
     panel = make_panel(spec, split="eval", num_tasks=6, samples=1, seed=3, horizon=4, sampling=greedy)
     sampler = {"max_model_len": 1024, "num_envs_per_env_runner": 4}
-    ours = evaluate("tiny", panels=[panel], out=tmp_path / "ours", config=sampler)
+    with in_this_process(engines):
+        ours = evaluate("tiny", panels=[panel], out=tmp_path / "ours", config=sampler)
     options = {"model": "theirs", "base_url": served, "price": {"prompt": 1.0, "completion": 2.0}}
     endpoint = {"engine": "openai", "engine_options": options}
-    theirs = evaluate("tiny", panels=[panel], out=tmp_path / "theirs", config=sampler | endpoint)
+    with in_this_process(engines):
+        theirs = evaluate("tiny", panels=[panel], out=tmp_path / "theirs", config=sampler | endpoint)
 
     said = [
         {r.item_id: [message["content"] for message in r.messages] for r in read_episodes(tmp_path / name)}

@@ -62,7 +62,7 @@ def test_no_process_of_a_run_grows_in_300_train_steps(tmp_path: Path) -> None:
     options = {
         "groups_per_step": 2,
         "group_size": 2,
-        "max_new_tokens": 12,
+        "max_new_tokens": 6,
         "max_episode_steps": 1,
         "filter_groups": "off",
     }

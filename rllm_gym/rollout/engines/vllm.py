@@ -28,15 +28,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.importing import did_you_mean, leave_out_sklearn
+from rllm_gym.importing import did_you_mean, leave_out_scipy, without
 
-leave_out_sklearn()
+leave_out_scipy()
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm import EngineArgs, LLMEngine
+
+with without("scipy.signal"):  # for sounds
+    from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as VLLMSamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
