@@ -68,6 +68,7 @@ UNDOCUMENTED = [
     "peft.tuners.lora.layer:LoraLayer.lora_B",
     "peft.tuners.lora.layer:LoraLayer.scaling",
     "ray._private.services:canonicalize_bootstrap_address",
+    "ray.air._internal.usage:tag_callbacks",
     "transformers.utils:is_scipy_available",
     "transformers.utils:is_sklearn_available",
     "vllm.model_executor.layers.linear:LinearBase.input_size",

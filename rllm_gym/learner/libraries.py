@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from rllm_gym.importing import leave_out_scipy
+from rllm_gym.importing import leave_out_scipy, without
 
 _importing: list[threading.Thread] = []
 
@@ -18,7 +18,8 @@ def import_deepspeed() -> Any:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for accelerators
-    import deepspeed
+    with without("mlflow"):  # a second and more, for a tuner that nothing here uses
+        import deepspeed
 
     # Its CPU build compiles for half a minute; gloo does the same work here.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -39,6 +39,6 @@ def test_a_planner_and_an_actor_learn_together(benchmark, monkeypatch):
     teams = benchmark("teams")
     *settings, _ = teams.RUNS["planner_actor"]
     monkeypatch.setitem(teams.RUNS, "planner_actor", (*settings, 50_000))  # sampled tokens
-    row = teams.reinforce("planner_actor", 0, "tiny", {"train": 128})
+    row = teams.reinforce("planner_actor", 0, "tiny", {"train": 96})
     print(row)
     assert row["after"]["train"] > row["before"]["train"] + 0.03

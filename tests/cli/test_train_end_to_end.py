@@ -125,7 +125,23 @@ def test_a_killed_driver_leaves_every_result_that_it_has_shown(folder: Path) -> 
     assert steps(resumed) == [*range(1, len(steps(killed)) + 2)]
 
 
-def test_a_finished_run_goes_on_and_keeps_what_was_there(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder in which a run was ended by Ctrl-C, and the lines that it has printed."""
+    folder = tmp_path_factory.mktemp("ended")
+    return folder, train_and_signal(folder, write_experiment(folder, 500), signal.SIGINT, "step 1/")
+
+
+def test_sigint_ends_after_the_train_step_with_a_checkpoint(ended: tuple[Path, list[str]]) -> None:
+    folder, out = ended
+    assert "ended as asked; --resume goes on from the checkpoint\n" in out
+    checkpoint = newest_checkpoint(trials(folder)[-1])
+    assert checkpoint is not None
+    assert checkpoint.training_iteration == steps(trials(folder)[-1])[-1] < 10
+
+
+def test_a_finished_run_goes_on_and_keeps_what_was_there(ended: tuple[Path, list[str]]) -> None:
+    folder, _ = ended
     before = {path for path in (folder / "runs" / "e2e").rglob("*") if path.is_file()}
     last = steps(trials(folder)[-1])[-1]
     path = write_experiment(folder, last)
@@ -137,18 +153,11 @@ def test_a_finished_run_goes_on_and_keeps_what_was_there(folder: Path) -> None:
     assert steps(newest) == [*range(1, last + 2)]
 
 
-def test_sigint_ends_after_the_train_step_with_a_checkpoint(folder: Path) -> None:
-    out = train_and_signal(folder, write_experiment(folder, 500), signal.SIGINT, "step 1/")
-    assert "ended as asked; --resume goes on from the checkpoint\n" in out
-    checkpoint = newest_checkpoint(trials(folder)[-1])
-    assert checkpoint is not None
-    assert checkpoint.training_iteration == steps(trials(folder)[-1])[-1] < 10
-
-
-def test_a_run_is_evaluated_and_exported(folder: Path) -> None:
+def test_a_run_is_evaluated_and_exported(ended: tuple[Path, list[str]]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    folder, _ = ended
     out = run(folder, "rllib", "evaluate", "runs/e2e", "--episodes", 6, "--horizon", 3, "--out", "evaluated")
     assert "| model |" in out
     report = json.loads((folder / "evaluated" / "result.json").read_text())
