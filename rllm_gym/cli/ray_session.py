@@ -43,12 +43,12 @@ def prepare_driver(address: str | None) -> None:
     os.environ.pop("RAY_ADDRESS", None)
     for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
         os.environ.setdefault(name, value)
-    import ray.air._internal.usage
     import ray.rllib
-    import ray.tune  # both set their loggers' levels on import
+    import ray.tune  # noqa: F401  both set their loggers' levels on import
+    from ray.air._internal import usage
 
     # Imports the libraries of all loggers that Ray knows, to count for its statistics which of them are used.
-    ray.air._internal.usage.tag_callbacks = lambda callbacks: False
+    usage.tag_callbacks = lambda callbacks: False
     for name in ("ray", "ray.rllib"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # we print a failed trial's error ourselves
