@@ -99,6 +99,7 @@ def test_textcrafts_list_of_numbers_is_refused_with_the_reason(files):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_from_lists_to_the_papers_table(files):
     """A folder like AgentEval/babyai, played by the tiny model, and the numbers as main_generation.py has them."""
     folder = files / "AgentEval" / "babyai"

@@ -330,6 +330,7 @@ def test_an_interrupted_training_does_not_go_on_with_other_settings(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_script_repeats_bit_for_bit_also_when_interrupted(tmp_path, monkeypatch, one_thread):
     class InterruptionError(Exception):
         pass

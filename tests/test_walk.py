@@ -14,6 +14,7 @@ MOST_FILES, MOST_CHANGES, MOST_LINES = 24, 300, 400
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_one_grpo_step_crosses_few_files():
     for _ in range(3):  # how threads take turns adds some changes: the shortest walk counts
         run = subprocess.run([sys.executable, "tools/walk.py"], cwd=ROOT, capture_output=True, text=True, timeout=300)

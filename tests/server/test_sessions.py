@@ -215,6 +215,7 @@ def test_a_killed_server_takes_its_workers_along():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_ten_thousand_sessions_leave_memory_flat():
     skip_without("openenv")
     with serving("--env", "TextCraft-v0", "--workers", "2") as served:

@@ -66,6 +66,7 @@ def test_by_hand_and_by_expert_an_episode_becomes_a_record(hub):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_model_acts_with_its_own_log_probabilities(hub):
     hub = hub()
     id, _ = hub.open(
