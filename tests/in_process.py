@@ -6,6 +6,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,9 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.tune.trainable import trainable
 from transformers import AutoModelForCausalLM  # before an algorithm imports it in a thread, beside its runner
 
+from rllm_gym.cli.check import check_experiment
+from rllm_gym.cli.experiment import read_experiment
+from rllm_gym.cli.written import check_written
 from rllm_gym.rollout import engine_set
 from rllm_gym.types import Engine
 
@@ -85,6 +89,13 @@ def _weights(model: str) -> dict[str, Any]:
 
 def _runners(*, config: Any, **arguments: Any) -> Any:
     return (Runners if config.num_env_runners == 1 else EnvRunnerGroup)(config=config, **arguments)
+
+
+def config_in(path: Path) -> Any:
+    """Return the config that `rllib train file` would build of an experiment's file."""
+    experiment = read_experiment(path)
+    [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
+    return config
 
 
 @contextmanager

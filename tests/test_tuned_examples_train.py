@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rllm_gym.cli.check import check_experiment
-from rllm_gym.cli.experiment import read_experiment
-from rllm_gym.cli.written import check_written
-from tests.in_process import in_this_process
+from tests.in_process import config_in, in_this_process
 from tests.needs import skip_without
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("sampling_here")]
@@ -26,8 +23,7 @@ def sampling_here(engines):
 @pytest.mark.parametrize("env", ["babyai", "sciworld", "searchqa", "textcraft", "textworld", "webarena"])
 def test_the_tiny_example_takes_two_train_steps(env):
     skip_without({"sciworld": "java", "textworld": "textworld", "webarena": "browser"}.get(env))
-    experiment = read_experiment(FOLDER / env / "grpo_tiny.yaml")
-    [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
+    config = config_in(FOLDER / env / "grpo_tiny.yaml")
     # Fewer episodes, and no evaluating before the first step; the rest is the example's.
     config.update_from_dict(
         {"groups_per_step": 4, "group_size": 4, "evaluation_interval": None, "save_trajectories": False}
@@ -47,17 +43,16 @@ def test_the_tiny_example_takes_two_train_steps(env):
 
 
 def test_textarenas_example_learns_to_guess_numbers():
-    experiment = read_experiment(FOLDER / "textarena" / "sft_tiny.yaml")
-    [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
-    own_evaluations = {"evaluation_interval": 1000, "evaluation_on_start": False, "evaluation_duration": 20}
+    config = config_in(FOLDER / "textarena" / "sft_tiny.yaml")
+    own_evaluations = {"evaluation_interval": 1000, "evaluation_on_start": False, "evaluation_duration": 40}
     config.update_from_dict({**own_evaluations, "save_trajectories": False})
     algo = config.build_algo()
     try:
         before = algo.evaluate()["env_runners"]["success_rate"]
-        for _ in range(14):
+        for _ in range(20):
             algo.train()
         after = algo.evaluate()["env_runners"]["success_rate"]
     finally:
         algo.stop()
     print("success", before, after)
-    assert before < 0.2 and after > before + 0.2
+    assert before < 0.1 and after > 0.4

@@ -26,7 +26,7 @@ from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
 from rllm_gym.learner.module_checks import attention_knee, count_parameters, row_faults
 from rllm_gym.learner.packing import MicroBatch, split_into_micro_batches
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
-from rllm_gym.memory import give_back_freed_memory
+from rllm_gym.memory import give_back_freed_memory, keep_freed_memory
 from rllm_gym.types import Sample
 
 Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
@@ -74,6 +74,7 @@ class DeepSpeedLearner(TorchLearner):
                 f"({self.packing_fault}). Set packing: false, or auto."
             )
         self._gather_weights()
+        keep_freed_memory()
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:

@@ -23,7 +23,7 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
 
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.memory import give_back_freed_memory
+from rllm_gym.memory import give_back_freed_memory, keep_freed_memory
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout import waiting
 from rllm_gym.rollout.background import BackgroundSampling
@@ -117,6 +117,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             max_retries=config.max_episode_retries,
         )
         self._progress = ProgressReports(self.loop)
+        keep_freed_memory()
 
     # --- building ---
 

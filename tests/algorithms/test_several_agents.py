@@ -1,4 +1,4 @@
-"""Several agents learn: what `benchmarks/` measures with five seeds, here with one and about half of the steps."""
+"""Several agents learn: what `benchmarks/` measures with five seeds, here with one and bounds that all five keep."""
 
 from __future__ import annotations
 
@@ -27,18 +27,15 @@ def benchmark(monkeypatch, engines):
 def test_self_play_of_kuhn_poker_comes_near_optimal_play(benchmark, tmp_path):
     kuhn = benchmark("kuhn")
     kuhn.warm_start(str(tmp_path), seed=0, steps=600)
-    row = kuhn.self_play("role", 0, str(tmp_path / "warm"), steps=40, every=40)
+    row = kuhn.self_play("role", 0, str(tmp_path / "warm"), steps=80, every=80)
     (_, before, _), (_, after, illegal) = row["curve"]
     print(row)
     assert before > 0.458  # half of what uniform play has
-    assert after < 0.458
+    assert after < 0.4
     assert illegal < 0.05
 
 
-def test_a_planner_and_an_actor_learn_together(benchmark, monkeypatch):
-    teams = benchmark("teams")
-    *settings, _ = teams.RUNS["planner_actor"]
-    monkeypatch.setitem(teams.RUNS, "planner_actor", (*settings, 50_000))  # sampled tokens
-    row = teams.reinforce("planner_actor", 0, "tiny", {"train": 96})
+def test_a_planner_and_an_actor_learn_together(benchmark):
+    row = benchmark("teams").reinforce("planner_actor", 0, "tiny", {"train": 128})
     print(row)
-    assert row["after"]["train"] > row["before"]["train"] + 0.03
+    assert row["after"]["train"] > row["before"]["train"] + 0.1  # 0.17 to 0.23 with five seeds

@@ -16,13 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SWEEP = Path(__file__).parents[2] / "tuned_examples" / "sweep_textcraft_tiny.yaml"
 SMALLER = {"groups_per_step": 1, "group_size": 4, "num_envs_per_env_runner": 8, "max_new_tokens": 16}
-FULL = """
-from rllm_gym.rollout.engines.scripted import ScriptedEngine
-
-class Full(ScriptedEngine):
-    def __init__(self, model, **arguments):
-        raise MemoryError("no room for a single token")
-"""
 TUNER = """
 from ray import tune
 from rllm_gym.algorithms import GRPO
@@ -62,17 +55,17 @@ def test_failing_trials_take_no_other_down_and_asha_ends_the_worse(tmp_path):
     experiment["config"] |= SMALLER | {
         "env_config": {"depth": 4},
         "max_episode_steps": {"grid_search": [3, 1]},
-        "engine": {"grid_search": ["transformers", "full:Full"]},
-        "engine_options": {},
+        "engine_options": {
+            "grid_search": [{"kv_cache_memory_bytes": 64 * 2**20}, {"kv_cache_memory_bytes": 2**10}]  # holds nothing
+        },
         "lr": {"loguniform": [1e-6, 1e-5]},
         "clip_high": 0.2,
     }
-    (tmp_path / "full.py").write_text(FULL)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"sweep": experiment}))
     done = run("-m", "rllm_gym.cli.rllib", "train", "file", "sweep.yaml", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
-    assert len(failed) == 2 and all("no room for a single token" in line for line in failed), done.stdout
+    assert len(failed) == 2 and all("No available memory for the cache" in line for line in failed), done.stdout
     trials = [read_results(path) for path in sorted((tmp_path / "runs" / "sweep").iterdir()) if path.is_dir()]
     assert len(trials) == 4
     finished = [results for results in trials if results]

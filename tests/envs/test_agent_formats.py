@@ -210,8 +210,6 @@ def test_every_environment_keeps_the_contract_in_every_format(env_id, name, requ
         "nonsense_is_an_ordinary_turn_without_reward",
         "it_plays_alike_with_tokens",
     }
-    if OF_ENVIRONMENTS.get(env_id) and name != "function_call":  # a second world takes seconds to start
-        names.remove("it_plays_alike_with_tokens")
     rules = [rule for rule in RULES if rule.__name__ in names]
     assert len(rules) == len(names)
     made = []  # for the next rule, too: a world may be a process that takes seconds to start

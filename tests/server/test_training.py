@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rllm_gym.cli.check import check_experiment
-from rllm_gym.cli.experiment import read_experiment
-from rllm_gym.cli.written import check_written
 from rllm_gym.data import read_episodes
-from tests.in_process import in_this_process
+from tests.in_process import config_in, in_this_process
 from tests.needs import skip_without
 from tests.serving import serving
 
@@ -42,9 +39,7 @@ def train(folder: Path, name: str, **changes: object) -> list[dict]:
         experiment["env"], experiment["config"]["env_config"] = changes["env"], changes["env_config"]
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({name: experiment}))
-    written = read_experiment(path)
-    [config] = check_experiment(written, check_written(written), allow_lookup=False).configs
-    algo = config.build_algo()
+    algo = config_in(path).build_algo()
     try:
         for _ in range(2):
             algo.train()
