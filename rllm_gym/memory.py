@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
+import functools
+from collections.abc import Callable
 
 import psutil
 
-GIVE_BACK_EVERY = 20  # steps
+GIVE_BACK_EVERY = 20  # train steps
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _libc = ctypes.CDLL(None)
-_steps = itertools.count(1)
 
 
 def keep_freed_memory() -> None:
     """Let this process keep what it frees, large blocks too, for its next step: where the C library is glibc.
 
     By itself, glibc gives such blocks back to the system, which clears every page of the next ones: a fifth of a train
-    step's time on a CPU. See `give_back_freed_memory`.
+    step's time on a CPU. What fragments is given back at every `GIVE_BACK_EVERY`th train step.
     """
     if hasattr(_libc, "malloc_trim"):
         _libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never
         _libc.mallopt(_M_MMAP_MAX, 0)
 
 
-def give_back_freed_memory() -> None:
-    """Return the C heap's free pages to the system, at every `GIVE_BACK_EVERY`th call: where the C library is glibc.
-
-    Sequences of ever new lengths fragment the heap, train step by step.
-    """
-    if next(_steps) % GIVE_BACK_EVERY == 0 and hasattr(_libc, "malloc_trim"):
-        _libc.malloc_trim(0)
+# Returns the C heap's free pages to the system: sequences of ever new lengths fragment it, train step by step. A call
+# without effect where the C library is not glibc.
+give_back_freed_memory: Callable[[], int] = functools.partial(getattr(_libc, "malloc_trim", int), 0)
 
 
 def process_tree_bytes(*, with_root: bool = True) -> int:

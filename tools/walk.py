@@ -2,8 +2,8 @@
 
 Traces the calls into this package's Python files in one train step of two episodes of two turns: the shipped tiny
 model, a local learner, and the EnvRunner in this process. A change of file is a call from one of our files into
-another, or a return from it. A newcomer who follows the step opens each of these files, and turns from one to another
-that often.
+another, or a return from it, in one thread. A newcomer who follows the step opens each of these files, and turns from
+one to another that often.
 
 What anybody brings is not counted: the environment is ten lines below, and a scripted engine stands for vLLM.
 """
@@ -41,7 +41,7 @@ class Walk:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.changes: Counter[tuple[str, str]] = Counter()
-        self._file = ""
+        self._files: dict[int, str] = {}  # of each thread: whose turn it is changes nothing
         self._is_on = False
         threading.setprofile(self._profile)
 
@@ -66,9 +66,8 @@ class Walk:
             return
         file = os.path.relpath(os.path.realpath(frame.f_code.co_filename), ROOT)
         self.calls[file] += event == "call"
-        if self._file and file != self._file:
-            self.changes[self._file, file] += 1
-        self._file = file
+        before, self._files[threading.get_ident()] = self._files.get(threading.get_ident(), file), file
+        self.changes[before, file] += before != file
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -26,7 +26,7 @@ from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
 from rllm_gym.learner.module_checks import attention_knee, count_parameters, row_faults
 from rllm_gym.learner.packing import MicroBatch, split_into_micro_batches
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
-from rllm_gym.memory import give_back_freed_memory, keep_freed_memory
+from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.types import Sample
 
 Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
@@ -134,7 +134,8 @@ class DeepSpeedLearner(TorchLearner):
         result = super().update(*args, **kwargs)
         if self._num_policy_steps == 0:
             self._weights_seq_no -= 1
-        give_back_freed_memory()
+        if self._weights_seq_no % GIVE_BACK_EVERY == 0:
+            give_back_freed_memory()
         return result
 
     @property
@@ -142,9 +143,7 @@ class DeepSpeedLearner(TorchLearner):
         return self._weights_seq_no
 
     @override(TorchLearner)
-    def _uncompiled_update(
-        self, batch: Mapping[str, Mapping[str, torch.Tensor]], **kwargs: Any
-    ) -> tuple[dict, dict, dict]:
+    def _uncompiled_update(self, batch: Mapping[str, Mapping[str, torch.Tensor]], **kwargs: Any) -> tuple[dict, ...]:
         losses = {}
         for module_id in self.sample_ids:  # the same order on all ranks
             start = time.perf_counter()

@@ -23,7 +23,7 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
 
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.memory import give_back_freed_memory, keep_freed_memory
+from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout import waiting
 from rllm_gym.rollout.background import BackgroundSampling
@@ -310,7 +310,6 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.num_env_steps_sampled_lifetime += episode.num_env_steps
         if self.episode_callbacks:
             self.episode_callbacks.sample_ended(episodes)
-        give_back_freed_memory()
         return finished
 
     def to_rllib(self, episode: Episode) -> RLlibEpisode:
@@ -350,6 +349,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             policies = {module_id: weights[module_id] for module_id in self._module_ids()}
             self._between_steps(lambda: self._weights.load_policies(policies, version))
         self.weights_seq_no = version
+        if version % GIVE_BACK_EVERY == 0:
+            give_back_freed_memory()
 
     def forget_weights(self) -> None:
         """Make the next `set_state` load its weights whatever their number: another run's may have the same."""
