@@ -9,19 +9,20 @@ from collections.abc import Callable
 import psutil
 
 GIVE_BACK_EVERY = 20  # train steps
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_MOST_IN_HEAP = 32 * 2**20  # bytes of a block; glibc takes no higher one
 _libc = ctypes.CDLL(None)
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, large blocks too, for its next step: where the C library is glibc.
+    """Let this process keep what it frees for its next step, but for the largest blocks: where the C library is glibc.
 
-    By itself, glibc gives such blocks back to the system, which clears every page of the next ones: a fifth of a train
-    step's time on a CPU. What fragments is given back at every `GIVE_BACK_EVERY`th train step.
+    By itself, glibc gives most of it back to the system, which clears every page of what is taken next: up to a fifth
+    of a train step's time on a CPU. What fragments is given back at every `GIVE_BACK_EVERY`th train step.
     """
     if hasattr(_libc, "malloc_trim"):
         _libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never
-        _libc.mallopt(_M_MMAP_MAX, 0)
+        _libc.mallopt(_M_MMAP_THRESHOLD, _MOST_IN_HEAP)
 
 
 # Returns the C heap's free pages to the system: sequences of ever new lengths fragment it, train step by step. A call
