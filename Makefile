@@ -19,7 +19,7 @@ INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install install-trainer quickstart lint docs test test-all test-interop slow-tests mutants clean
+.PHONY: install install-trainer quickstart lint docs test test-all test-interop interop-clients slow-tests mutants clean
 
 install: $(INSTALLED)
 
@@ -93,14 +93,17 @@ NO_GPU = $(if $(filter cpu,$(DEVICE)), and not gpu)
 test: lint
 	$(PYTEST) -m "(not slow or promise)$(NO_GPU)"
 
-test-all: test slow-tests test-interop
+test-all: test interop-clients
+	$(PYTEST) -m "slow and not promise$(NO_GPU)"
 
 # Other projects' clients, unmodified, against our server. TRL goes well with what is installed; verifiers has a folder of
 # its own, since its pins and OpenEnv's clash. AgentGym's are played where AGENTGYM_SRC is a checkout of it.
 VERIFIERS = .interop/verifiers
-test-interop: install $(VERIFIERS)/.installed
-	$(INSTALL) -c constraints.txt trl==1.16.0 datasets==5.2.0
+test-interop: interop-clients
 	$(VENV)/bin/python -m pytest -m interop
+
+interop-clients: install $(VERIFIERS)/.installed
+	$(INSTALL) -c constraints.txt trl==1.16.0 datasets==5.2.0
 
 $(VERIFIERS)/.installed:
 	$(PYTHON) -m venv $(VERIFIERS)
