@@ -270,11 +270,11 @@ class SessionTable:
             raise NotResetError(f"{session.environment}: a step comes after a reset; got a step before any. Reset it.")
 
     async def _call(self, session: Session, method: str, *args: Any) -> Any:
+        if session.worker is None:
+            await self._wait_for_a_worker()
         if session.is_closed:
             raise UnknownError("The session is closed: idle for too long, or its environment was lost. Create one.")
         if session.worker is None:
-            if not self.workers:
-                raise FullError("The workers are being started anew. Try again.")
             # One that is being started is as good as another one only where there is no other.
             session.worker = min(self.workers, key=lambda worker: (not worker.started.done(), worker.num_sessions))
             session.worker.num_sessions += 1
@@ -294,6 +294,16 @@ class SessionTable:
             raise EnvFailedError(f"{session.environment} failed in {method} ({result}). The server's log says more.")
         logger.warning("%s refused a %s: %s", session.environment, method, result)
         raise EnvFailedError(f"{session.environment} cannot be played as it is served. The server's log says why.")
+
+    async def _wait_for_a_worker(self) -> None:
+        """Return as soon as there is a worker; after a death there may be none until the next one is started."""
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while not self.workers:
+            if self._is_ending:
+                raise FullError("The server is ending. Ask another one.")
+            if time.monotonic() > end_s:
+                raise FullError("The workers die before they have started; the server's log says more. Try again.")
+            await asyncio.sleep(0.02)
 
     async def _answer(self, worker: Worker, timeout_s: float, method: str, *args: Any) -> list[Any]:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from rllm_gym.server.refusals import FullError, TimedOutError
 from rllm_gym.server.sessions import SessionTable
 from tests.needs import skip_without
 from tests.serving import serving
@@ -100,6 +101,49 @@ def test_the_first_sessions_are_spread_over_all_workers_also_where_one_starts_la
         return numbers
 
     assert asyncio.run(play()) == [1, 1]
+
+
+class SlowToDie(SlowStarter):
+    """A worker that is stuck in every step, and lives on for a moment when it is killed."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    async def call(self, method: str, *args: object) -> list[object]:
+        if method == "step":
+            await asyncio.sleep(60)
+        return await super().call(method, *args)
+
+    def kill(self) -> None:
+        asyncio.get_running_loop().call_later(0.3, self.died.set_result, None)
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_a_reset_waits_for_the_worker_that_comes_after_the_only_one(is_ending):
+    async def play() -> dict[str, object]:
+        table = SessionTable(
+            {"odd": {}}, lambda _: SlowToDie(), num_workers=1, max_sessions=4, session_ttl_s=60, timeout_s=0.1
+        )
+        await table.start()
+        stuck, other = table.open("odd"), table.open("odd")
+        await table.reset(stuck)
+        with pytest.raises(TimedOutError, match="must return within"):
+            await table.step(stuck, "hello")
+        assert not table.workers
+        resetting = asyncio.create_task(table.reset(other))
+        await asyncio.sleep(0.1)
+        if is_ending:
+            await table.drain(1.0)
+        try:
+            return await resetting
+        finally:
+            await table.close()
+
+    if is_ending:
+        with pytest.raises(FullError, match="The server is ending"):
+            asyncio.run(play())
+    else:
+        assert asyncio.run(play()) == {"text": ""}
 
 
 def test_a_python_loop_does_not_keep_other_sessions_of_its_worker_waiting():
