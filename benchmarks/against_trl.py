@@ -11,12 +11,14 @@ imports included, until the mean success of five train steps has reached --targe
 alike, as its default is; TRL trains on them, too.
 `single-turn` is the first turn of the same episodes, for a fixed number of train steps, with every group trained on.
 `learner`: a group of sequences of random tokens, 4,096 to an update: its prompt, and as many sampled tokens again; the
-first update is not timed. Ours has `share_prefixes: true`, so that it reads a group's prompt once.
+first update is not timed. Micro-batches are of 1,024 tokens, or of one sequence. Ours has `share_prefixes: true`, so
+that it reads a group's prompt once.
 
-Each run is a process of its own, in turns; both sides compute in float32. Memory is the peak of what the process and
-its children hold together, shared pages once (of a learner: what its process holds beyond what it held when it was
-built); processor time is theirs, too. TRL runs without gradient checkpointing, which is its faster way;
-`--gradient-checkpointing` sets its default again.
+Each run is a process of its own, in turns; both sides compute in float32, or learners in bfloat16 on float32 weights
+(`--bf16`: PyTorch's autocast on both sides). Memory is the peak of what the process and its children hold together,
+shared pages once (of a learner: what its process holds beyond what it held when it was built); processor time is
+theirs, too. TRL runs without gradient checkpointing, which is its faster way; `--gradient-checkpointing` sets its
+default again.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ HERE = Path(__file__).parent
 TRL = HERE.parent / ".interop" / "trl" / "bin" / "python"
 TARGET_OVER = 5  # train steps
 TOKENS_PER_UPDATE = 4096
+TOKENS_PER_MICRO_BATCH = 1024  # of a learner, at least one sequence
 
 
 # --- our half, in a process of its own ---
@@ -75,7 +78,7 @@ def train(model: str, seed: int, steps: int, horizon: int, target: float) -> Non
         algo.stop()
 
 
-def update(model: str, num_tokens: int, steps: int) -> None:
+def update(model: str, num_tokens: int, steps: int, is_bf16: bool) -> None:
     """Print a row per update of the learner."""
     from trainer_vs_plain import Played, Setting, build_learner, reset_peak_memory, resident_memory_mb
     from transformers import AutoConfig
@@ -84,7 +87,8 @@ def update(model: str, num_tokens: int, steps: int) -> None:
     prompt, *sampled = rng.integers(0, vocabulary, (1 + TOKENS_PER_UPDATE // num_tokens, num_tokens // 2))
     logp = np.full(num_tokens // 2, -np.log(vocabulary), np.float32)
     episodes = [Played([prompt], [tokens], [logp], float(rng.normal())) for tokens in sampled]
-    learn = build_learner(Setting(model, 1e-4, TOKENS_PER_UPDATE, 0, steps, share_prefixes=True), episodes)
+    setting = Setting(model, 1e-4, TOKENS_PER_MICRO_BATCH, 0, steps, share_prefixes=True, is_bf16=is_bf16)
+    learn = build_learner(setting, episodes)
     resident_mb = resident_memory_mb("VmRSS")
     reset_peak_memory()
     for _ in range(steps):
@@ -172,16 +176,15 @@ def compare_learners(asked: argparse.Namespace, folder: str) -> None:
     model = make_smollm2(f"{folder}/model", "float32")
     print("| tokens | trained tokens/CPU s: rllm_gym | TRL | ratio | extra MiB: rllm_gym | TRL | ratio |")
     print("|---|---|---|---|---|---|---|")
-    for num_tokens in (512, 2048, 4096):
+    for num_tokens in asked.lengths:
         sequences = TOKENS_PER_UPDATE // num_tokens
         batch = max(2, sequences)  # TRL wants groups
-        trl = ("--batch", batch, "--micro-batch", sequences, "--group", 2, "--steps", asked.updates, *asked.extra)
+        common = ("--num-tokens", num_tokens, "--steps", asked.updates, *["--bf16"] * asked.bf16)
+        micro_batch = max(1, TOKENS_PER_MICRO_BATCH // num_tokens)
+        trl = ("--batch", batch, "--micro-batch", micro_batch, "--group", 2, *asked.extra)
         halves = [
-            run(
-                *(sys.executable, __file__, "--half", "update", "--model", model),
-                *("--num-tokens", num_tokens, "--steps", asked.updates),
-            ),
-            run(TRL, HERE / "trl_side.py", model, f"{folder}/trl", "--num-tokens", num_tokens, *trl),
+            run(sys.executable, __file__, "--half", "update", "--model", model, *common),
+            run(TRL, HERE / "trl_side.py", model, f"{folder}/trl", *trl, *common),
         ]
         rates = [
             statistics.median(row["num_trained_tokens"] / row["update_cpu_s"] for row in half["rows"][1:])
@@ -206,6 +209,8 @@ def main() -> None:
     parser.add_argument(
         "--gradient-checkpointing", dest="extra", action="store_const", default=[], const=["--gradient-checkpointing"]
     )
+    parser.add_argument("--bf16", action="store_true", help="a learner's products in bfloat16, on both sides")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096], help="tokens, for a learner")
     for hidden in ("--half", "--model"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     for hidden in ("--seed", "--horizon", "--num-tokens"):
@@ -214,7 +219,7 @@ def main() -> None:
     if asked.half == "train":
         return train(asked.model, asked.seed, asked.steps, asked.horizon, asked.target)
     if asked.half == "update":
-        return update(asked.model, asked.num_tokens, asked.steps)
+        return update(asked.model, asked.num_tokens, asked.steps, asked.bf16)
     if not TRL.exists():
         parser.error("TRL is not installed. Run `make .interop/trl/.installed`.")
     from rllm_gym.models import TINY_MODEL_DIR

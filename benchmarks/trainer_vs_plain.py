@@ -42,6 +42,7 @@ class Setting:
     zero_stage: Literal[0, 1, 2, 3]  # of the learner
     num_updates: int
     share_prefixes: bool = False  # in the learner
+    is_bf16: bool = False  # the learner's products
 
 
 @dataclass
@@ -93,6 +94,7 @@ def build_learner(setting: Setting, episodes: list[Played]) -> Update:
             tokens_per_micro_batch=setting.tokens_per_micro_batch,
             zero_stage=setting.zero_stage,
             share_prefixes=setting.share_prefixes,
+            deepspeed={"torch_autocast": {"enabled": setting.is_bf16, "dtype": "bfloat16"}},
         )
     )
     space = Repeated(Discrete(2), 1)  # the module reads its vocabulary from the model

@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=64, help="sequences")
     parser.add_argument("--num-tokens", type=int, help="sequences of random tokens instead of TextCraft")
     parser.add_argument("--gradient-checkpointing", action="store_true", help="TRL's default")
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args()
 
@@ -138,7 +139,7 @@ def main() -> None:
         output_dir=asked.folder,
         seed=asked.seed,
         use_cpu=True,
-        bf16=False,
+        bf16=asked.bf16,
         gradient_checkpointing=asked.gradient_checkpointing,
         max_steps=asked.steps,
         per_device_train_batch_size=asked.micro_batch,
