@@ -130,11 +130,12 @@ class _Rows:
         """Place trees if all of them fit, or if there is nothing here yet; return whether they were placed."""
         room, placed = list(self._room), []
         for tree in trees:
-            row = next((k for k, left in enumerate(room) if left >= tree.num_tokens), len(room))
+            size = tree.num_tokens
+            row = next((k for k, left in enumerate(room) if left >= size), len(room))
             if row == len(room):
                 room.append(self._width)
             placed.append((tree, row, self._width - room[row]))
-            room[row] = room[row] - tree.num_tokens if self._is_packed else 0
+            room[row] = room[row] - size if self._is_packed else 0
         if len(room) > self._most and self._room:
             return False
         self._room = room
