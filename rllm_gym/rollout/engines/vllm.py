@@ -139,6 +139,7 @@ class VLLMEngine:
             stop_token_ids=list(request.stop_ids),
             ignore_eos=True,  # else the end tokens of the model's generation_config.json stop a turn, too
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # nobody else holds them
         )
         self._live.add_request(
             request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter
