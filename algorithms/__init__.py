@@ -8,10 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ray.tune.registry import TRAINABLE_CLASS, _global_registry
+from rllm_gym.importing import import_object, uncollected
+
+with uncollected():
+    from ray.tune.registry import TRAINABLE_CLASS, _global_registry
 
 from rllm_gym.algorithms.registry import ALGORITHMS
-from rllm_gym.importing import import_object
 
 RLLIBS = {"PPO"}  # names that RLlib registers itself, over any other
 

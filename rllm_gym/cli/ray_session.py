@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.importing import uncollected
 
 OBJECT_STORE_BYTES = 500 * 2**20  # weights and episodes of small models; RAY_OBJECT_STORE_BYTES overrides it
 
@@ -43,9 +44,10 @@ def prepare_driver(address: str | None) -> None:
     os.environ.pop("RAY_ADDRESS", None)
     for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
         os.environ.setdefault(name, value)
-    import ray.rllib
-    import ray.tune  # noqa: F401  both set their loggers' levels on import
-    from ray.air._internal import usage
+    with uncollected():
+        import ray.rllib
+        import ray.tune  # noqa: F401  both set their loggers' levels on import
+        from ray.air._internal import usage
 
     # Imports the libraries of all loggers that Ray knows, to count for its statistics which of them are used.
     usage.tag_callbacks = lambda callbacks: False

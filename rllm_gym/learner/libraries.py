@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from rllm_gym.importing import leave_out_scipy, without
+from rllm_gym.importing import leave_out_scipy, uncollected, without
 
 _importing: list[threading.Thread] = []
 
@@ -18,7 +18,7 @@ def import_deepspeed() -> Any:
 
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for accelerators
-    with without("mlflow"):  # a second and more, for a tuner that nothing here uses
+    with uncollected(), without("mlflow"):  # a second and more, for a tuner that nothing here uses
         import deepspeed
 
     # Its CPU build compiles for half a minute; gloo does the same work here.
@@ -43,5 +43,6 @@ def wait_for_imports() -> None:
 
 
 def _import_models() -> None:
-    leave_out_scipy()
-    importlib.import_module("transformers.models.auto.modeling_auto")
+    with uncollected():
+        leave_out_scipy()
+        importlib.import_module("transformers.models.auto.modeling_auto")

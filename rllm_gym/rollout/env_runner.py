@@ -9,13 +9,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from rllm_gym.importing import uncollected
+
+with uncollected():
+    from ray.rllib.env.env_runner import EnvRunner
+
 import gymnasium
 import ray
 import torch
 from gymnasium.spaces import Discrete
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable

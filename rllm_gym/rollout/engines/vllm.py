@@ -28,17 +28,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.importing import did_you_mean, leave_out_scipy, without
+from rllm_gym.importing import did_you_mean, leave_out_scipy, uncollected, without
 
-leave_out_scipy()
+with uncollected():
+    leave_out_scipy()
+    with without("scipy.signal"):  # for sounds
+        from vllm import EngineArgs, LLMEngine
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
-
-with without("scipy.signal"):  # for sounds
-    from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as VLLMSamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -348,8 +348,10 @@ def _weight_names(model: str, trust_remote_code: bool) -> set[str]:
 
 def _build(args: EngineArgs) -> LLMEngine:
     set_num_threads = torch.set_num_threads
+    gc.freeze()  # as vLLM itself does at the end, until `_shut_down`: it has garbage collected four times on its way
     try:
-        engine = LLMEngine.from_engine_args(args)
+        with uncollected():
+            engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
         raise ConfigError(f"VLLMEngine: vLLM refuses its options. {' '.join(str(error).split())}") from error
     finally:
