@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -49,6 +51,7 @@ def prepare_driver(address: str | None) -> None:
         import ray.tune  # noqa: F401  both set their loggers' levels on import
         from ray.air._internal import usage
 
+    atexit.register(gc.freeze)  # all that was imported goes with the process: to look through it first takes a second
     # Imports the libraries of all loggers that Ray knows, to count for its statistics which of them are used.
     usage.tag_callbacks = lambda callbacks: False
     for name in ("ray", "ray.rllib"):

@@ -172,3 +172,17 @@ def test_runs_that_try_the_same_new_folder_at_once_do_not_take_it_from_each_othe
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: check_storage(str(tmp_path / "runs"), "quick"), range(400)))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_driver_neither_begins_nor_ends_with_collecting_what_it_imports() -> None:
+    code = (
+        "import atexit, gc\n"
+        "from rllm_gym.cli.ray_session import prepare_driver\n"
+        "atexit.register(lambda: print(gc.get_freeze_count()))\n"  # called after those that are registered later
+        "prepare_driver(None)\n"
+        "print(gc.get_stats()[2]['collections'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    num_collections, num_frozen = map(int, done.stdout.split())
+    assert num_collections <= 1
+    assert num_frozen > 100_000
