@@ -51,12 +51,18 @@ def prepare_driver(address: str | None) -> None:
         import ray.tune  # noqa: F401  both set their loggers' levels on import
         from ray.air._internal import usage
 
-    atexit.register(gc.freeze)  # all that was imported goes with the process: to look through it first takes a second
+    atexit.register(_leave_all_to_the_system)
     # Imports the libraries of all loggers that Ray knows, to count for its statistics which of them are used.
     usage.tag_callbacks = lambda callbacks: False
     for name in ("ray", "ray.rllib"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # we print a failed trial's error ourselves
+
+
+def _leave_all_to_the_system() -> None:
+    """Let what was imported go with the process: at its end Python would look through all of it, for a second."""
+    if "triton" not in sys.modules:  # which would print that something of it is left
+        gc.freeze()
 
 
 @contextlib.contextmanager
