@@ -95,6 +95,8 @@ def ray_cluster(tmp_path_factory, request):
 
     # Tune keeps the job's id of the first cluster that this process knew, under which no worker of this one looks.
     registry._global_registry._prefix = None
+    # What tests' modules registered while they were imported goes to this cluster's store, and would end with it.
+    registered = dict(registry._global_registry._to_flush)
     # Where an algorithm that nobody gave a place writes: else ~/ray_results.
     trainable.DEFAULT_STORAGE_PATH = str(tmp_path_factory.mktemp("ray_results"))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -104,6 +106,7 @@ def ray_cluster(tmp_path_factory, request):
     end_of_ray.append(partial(request._fixturedef.finish, request))  # of what has asked for it, first
     yield
     ray.shutdown()
+    registry._global_registry._to_flush |= registered
 
 
 @pytest.fixture(scope="session")
