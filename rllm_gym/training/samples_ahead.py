@@ -65,9 +65,10 @@ class SamplesAhead:
         """
         while True:
             due = {key for key, (_, at) in self._submitted.items() if at + self._staleness <= step}
-            if due <= self._ended.keys() and len(self._ended) >= min(num_groups, len(self._submitted)):
+            is_there = due <= self._ended.keys() and len(self._ended) >= min(num_groups, len(self._submitted))
+            if is_there and not self._unsent:
                 break
-            self._exchange()
+            self._exchange(wait_s=0.0 if is_there else WAIT_S)
         keys = sorted(self._ended, key=lambda key: key not in due)[:num_groups]
         for key in keys:
             del self._submitted[key]
@@ -107,7 +108,7 @@ class SamplesAhead:
         while self._unsent or self._playing:
             self._exchange()
 
-    def _exchange(self) -> None:
+    def _exchange(self, wait_s: float = WAIT_S) -> None:
         """Give the runners what is to be played, and take what has ended."""
         algorithm = self._algorithm
         runner_ids = algorithm.runner_ids() or await_runners(algorithm)
@@ -122,7 +123,7 @@ class SamplesAhead:
         results = algorithm.ask_runners(
             shares,
             lambda runner, share: runner.sample_ahead(
-                share, max_episode_steps=horizons, opponents=opponents, wait_s=WAIT_S
+                share, max_episode_steps=horizons, opponents=opponents, wait_s=wait_s
             ),
         )
         self._take_over(results)
