@@ -42,6 +42,7 @@ class Setting:
     zero_stage: Literal[0, 1, 2, 3]  # of the learner
     num_updates: int
     share_prefixes: bool = False  # in the learner
+    gradient_checkpointing: Any = False  # in the learner
     is_bf16: bool = False  # the learner's products
 
 
@@ -88,7 +89,7 @@ def build_learner(setting: Setting, episodes: list[Played]) -> Update:
 
     config = (
         GRPOConfig()
-        .rl_module(base_model=setting.model)
+        .rl_module(base_model=setting.model, gradient_checkpointing=setting.gradient_checkpointing)
         .training(lr=setting.lr)
         .learners(
             tokens_per_micro_batch=setting.tokens_per_micro_batch,

@@ -39,6 +39,7 @@ POLICY, LEARNER = "algorithms/policy_gradient.py", "rllm_gym/learner/deepspeed.p
 RUNNER, CONFIG = "rllm_gym/rollout/env_runner.py", "rllm_gym/training/config.py"
 EVALUATION, MAKER = "rllm_gym/training/split_evaluation.py", "rllm_gym/training/sample_maker.py"
 AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_samples_ahead.py"
+BLOCKS, BLOCK_TESTS = "rllm_gym/learner/block_attention.py", "tests/learner/test_block_attention.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
 MUTANTS = [
@@ -395,7 +396,34 @@ MUTANTS = [
         "return 0.0",
         "tests/learner/test_shared_prefixes.py -k saves_little",
     ),
-    option("share_prefixes", "rllm_gym/learner/module_checks.py", "not config.share_prefixes", "True"),
+    option("share_prefixes", "rllm_gym/learner/module_checks.py", "not config.share_prefixes", "False"),
+    Mutant(
+        "blocks have equal weights", BLOCKS, "torch.sigmoid(lse - logsumexp[at])", "0.5 * (lse == lse)", BLOCK_TESTS
+    ),
+    Mutant(
+        "the blocks' gradients are not added",
+        BLOCKS,
+        "row + 1, :, to] += parts[1]",
+        "row + 1, :, to] = parts[1]",
+        BLOCK_TESTS,
+    ),
+    Mutant(
+        "no block of what is before",
+        "rllm_gym/learner/packing.py",
+        "for keys in path[:-1]:",
+        "for keys in ():",
+        BLOCK_TESTS,
+    ),
+    Mutant(
+        "a window is not seen", BLOCKS, 'getattr(config, "sliding_window", None)', "None", f"{BLOCK_TESTS} -k whole_row"
+    ),
+    Mutant(
+        "all is recomputed",
+        "rllm_gym/learner/recomputation.py",
+        "if is_selective:",
+        "if False:",
+        f"{BLOCK_TESTS} -k recomputing",
+    ),
     Mutant(
         "Gemma's attention not capped",
         "rllm_gym/models.py",

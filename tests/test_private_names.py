@@ -50,6 +50,12 @@ PRIVATE = [
     "ray.tune.logger.tensorboardx:TBXLoggerCallback._trial_writer",
     "ray.tune.registry:_global_registry",
     "ray.tune.trainable.trainable:Trainable._storage",
+    "torch:ops.aten._scaled_dot_product_cudnn_attention",
+    "torch:ops.aten._scaled_dot_product_efficient_attention",
+    "torch:ops.aten._scaled_dot_product_flash_attention",
+    "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
+    "transformers.configuration_utils:PreTrainedConfig._attn_implementation",
     "vllm.v1.engine.core_client:InprocClient._finalizer",
     "textworld.envs.pddl.pddl:PddlEnv._entity_infos",
     "textworld.envs.pddl.pddl:PddlEnv._pddl_state",
@@ -87,8 +93,11 @@ UNDOCUMENTED = [
 
 @functools.cache
 def tree_of(source: object) -> ast.AST:
-    """Return the syntax tree of a module or class."""
-    return ast.parse(textwrap.dedent(inspect.getsource(source)))
+    """Return the syntax tree of a module or class; an empty one of a class that is compiled."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(source)))
+    except OSError:
+        return ast.parse("")
 
 
 def attributes_of_self(cls: type, context: type[ast.expr_context]) -> set[str]:
@@ -174,7 +183,7 @@ def test_every_private_name_that_is_touched_is_listed() -> None:
             if inspect.isclass(cls) and cls.__module__ == module.__name__:
                 touched |= names_touched_by_class(cls)
     private = {name for name in touched if name.startswith("_") and not name.endswith("__")}
-    assert private - {"_abc_impl"} == last_parts(PRIVATE)  # the exception is Python's own
+    assert private - {"_abc_impl", "_backward_cls"} == last_parts(PRIVATE)  # the exceptions are set by metaclasses
 
 
 def test_every_undocumented_name_that_is_listed_is_used() -> None:

@@ -80,8 +80,7 @@ class DeepSpeedLearner(TorchLearner):
     def configure_optimizers(self) -> None:
         # Counted here, while the weights are whole: ZeRO-3 leaves parameters of size 0.
         self._num_parameters = {module_id: count_parameters(module) for module_id, module in self.module.items()}
-        if self.config.share_prefixes:
-            self._knees = {module_id: attention_knee(module.bare_lm) for module_id, module in self.module.items()}
+        self._knees = {id_: attention_knee(module.bare_lm, self._device) for id_, module in self.module.items()}
         super().configure_optimizers()
 
     @override(TorchLearner)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rllm_gym.learner.batch import Batch, collate
+from rllm_gym.learner.block_attention import NAME, reads_blocks, sees_only_what_is_near
 from rllm_gym.learner.packing import split_into_micro_batches
 from rllm_gym.types import Sample
 
@@ -34,6 +35,8 @@ def row_faults(engines: Sequence[Any], config: Any, device: Any = None) -> tuple
         packing = next(filter(None, (packing_fault(engine, *arguments) for engine in engines)), None)
     if packing or not config.share_prefixes:
         return packing, packing or "share_prefixes: false"
+    if config.share_prefixes == "auto" and not all(reads_blocks(engine.module.bare_lm, device) for engine in engines):
+        return packing, "share_prefixes: auto shares where attention goes by blocks"
     return packing, next(filter(None, (sharing_fault(engine, *arguments) for engine in engines)), None)
 
 
@@ -70,10 +73,9 @@ def packing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
 def sharing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
     """Return why a policy does not read by a mask what sequences begin with in common, or None where it does."""
     config = engine.module.bare_lm.config
-    if (attention := getattr(config, "_attn_implementation", None)) != "sdpa":
+    if (attention := getattr(config, "_attn_implementation", None)) not in ("sdpa", NAME):
         return f"its attention is {attention}, which takes no such mask"
-    windows = {kind for kind in getattr(config, "layer_types", None) or () if kind != "full_attention"}
-    if windows or getattr(config, "sliding_window", None):
+    if sees_only_what_is_near(config):
         return "some of its layers see only what is near"
     tokens = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 6], [0, 1, 2, 6, 5], [4, 3]]
     batch = Batch.from_mapping(collate([Sample(np.array(t), np.ones(len(t), np.float32)) for t in tokens]), device)
@@ -91,12 +93,14 @@ def _fault_of(difference: float, engine: Any, dtype: str) -> str | None:
     return None if difference < (1e-3 if is_exact else 0.5) else f"log-probabilities differ by {difference:.2g}"
 
 
-def attention_knee(lm: Any) -> float:
+def attention_knee(lm: Any, device: Any) -> float:
     """Return how long a row is whose attention costs as much as all else of it; see `packing.grow_trees`.
 
     A token costs 2 operations for each weight of the layers, and 4 W H of attention in each of L layers, which take
-    longer.
+    longer. Where attention goes by blocks, no token attends to anything for nothing: the knee is infinite.
     """
+    if reads_blocks(lm, device):
+        return math.inf
     embeddings = {id(weight) for part in (lm.get_input_embeddings(), lm.get_output_embeddings()) if part is not None
                   for weight in part.parameters()}  # fmt: skip
     num_weights = sum(weight.numel() for weight in lm.parameters() if id(weight) not in embeddings)

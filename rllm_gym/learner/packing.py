@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from rllm_gym.learner.batch import Batch
+from rllm_gym.learner.block_attention import Block
 
 
 @dataclass(frozen=True)
@@ -18,18 +20,41 @@ class Packing:
 
     A model that is given no attention mask takes positions that begin anew for the border between two sequences: no
     token attends to another sequence, and every one has the position that it has alone. Sequences that begin alike may
-    stand there with their beginning once; then a mask says what each token attends to.
+    stand there with their beginning once; then a mask says what each token attends to, or blocks do, for models that
+    take them (`rllm_gym.learner.block_attention`).
 
     Args:
         places: int64 [B, T], where in the flattened rows each token is; -1 where the batch is padded.
         num_rows, width: R and W.
-        mask: bool [R, W, W], which tokens of its row (the last dimension) a token attends to; None: positions tell.
+        blocks: what attends to what.
+        is_shared: whether sequences share tokens.
     """
 
     places: torch.Tensor
     num_rows: int
     width: int
-    mask: torch.Tensor | None = None
+    blocks: list[Block]
+    is_shared: bool
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """bool [R, W, W], which tokens of its row (the last dimension) a token attends to; None: positions tell.
+
+        What is empty attends to itself.
+        """
+        if not self.is_shared:
+            return None
+        mask_RWW = torch.eye(self.width, dtype=torch.bool).repeat(self.num_rows, 1, 1)
+        for row, query_from, query_to, key_from, key_to, is_own in self.blocks:
+            part = torch.ones(query_to - query_from, key_to - key_from, dtype=torch.bool)
+            mask_RWW[row, query_from:query_to, key_from:key_to] = part.tril() if is_own else part
+        return mask_RWW.to(self.places.device)
+
+    def attention_mask(self, *, by_blocks: bool) -> torch.Tensor | None:
+        """Return what a model takes for an attention mask, which may be blocks."""
+        if by_blocks:
+            return torch.tensor(self.blocks, dtype=torch.long).view(1, 1, -1, 6)
+        return None if self.mask is None else self.mask[:, None]
 
     def place(self, sequence_N: torch.Tensor, column_N: torch.Tensor) -> torch.Tensor:
         """Return where in the flattened rows the tokens (sequence, column) are, int64 [N]."""
@@ -155,9 +180,9 @@ class _Rows:
         place_BT = torch.full((len(places), width_T), -1)
         for path_T, to_T in zip(places, place_BT, strict=True):
             to_T[: len(path_T)] = path_T
+        blocks = [block for tree, row, start in self._trees for block in _blocks(tree, row, start)]
         is_shared = any(len(tree.rows) > 1 for tree, *_ in self._trees)
-        mask_RWW = _mask(places, len(self._room), self._width).to(device) if is_shared else None
-        return Packing(place_BT.to(device), len(self._room), self._width, mask_RWW)
+        return Packing(place_BT.to(device), len(self._room), self._width, blocks, is_shared)
 
 
 def _paths(tree: Tree, start: int) -> Iterator[torch.Tensor]:
@@ -170,13 +195,41 @@ def _paths(tree: Tree, start: int) -> Iterator[torch.Tensor]:
         yield path
 
 
-def _mask(places: Sequence[torch.Tensor], num_rows: int, width: int) -> torch.Tensor:
-    """Let each token attend to its own sequence up to itself; what is empty attends to itself."""
-    mask_RWW = torch.eye(width, dtype=torch.bool).repeat(num_rows, 1, 1)
-    for path_T in places:
-        row, column_T = int(path_T[0]) // width, path_T % width
-        mask_RWW[row, column_T[:, None], column_T] = torch.ones(len(path_T), len(path_T), dtype=torch.bool).tril()
-    return mask_RWW
+def _blocks(tree: Tree, row: int, start: int) -> list[Block]:
+    """Return what attends to what in a tree that begins at a column: first each token's own block, then what is before.
+
+    Branches side by side that go on from the same tokens attend to these in one block.
+    """
+    own: list[tuple[int, int]] = []
+    before: dict[tuple[int, int], list[tuple[int, int]]] = {}  # the queries by their keys
+    path: list[tuple[int, int]] = []  # the pieces of the row that the present sequence consists of
+    for fork, length in zip(tree.forks, tree.lengths, strict=True):
+        path, end = _first(path, fork), start + length - fork
+        if end > start:
+            _go_on(path, start, end)
+            if own and path[-1][0] == own[-1][0]:
+                own.pop()  # it goes on where the one before it has ended
+            own.append(path[-1])
+            for keys in path[:-1]:
+                _go_on(before.setdefault(keys, []), start, end)
+        start = end
+    others = [(row, *queries, *keys, 0) for keys, of in before.items() for queries in of]
+    return [(row, *piece, *piece, 1) for piece in own] + others
+
+
+def _first(pieces: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]]:
+    """Return the pieces of a row that the first tokens are."""
+    found = []
+    for start, end in pieces:
+        if num_tokens > 0:
+            found.append((start, min(end, start + num_tokens)))
+        num_tokens -= end - start
+    return found
+
+
+def _go_on(pieces: list[tuple[int, int]], start: int, end: int) -> None:
+    """Append a piece, or make the last one longer that ends where it starts."""
+    pieces.append((pieces.pop()[0] if pieces and pieces[-1][1] == start else start, end))
 
 
 def grow_trees(batch: Batch, rows: Sequence[int], most_tokens: int, knee: float) -> list[Tree]:

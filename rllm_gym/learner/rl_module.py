@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import leave_out_scipy
+from rllm_gym.learner.block_attention import attend_by_blocks, reads_blocks
+from rllm_gym.learner.recomputation import recompute_activations
 from rllm_gym.models import BFLOAT16_BITS, LORA_A, LORA_B, attention_of, resolve_base_model
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
     attention = attention_of(AutoConfig.from_pretrained(model))
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation=attention)
     lm.config.use_cache = False
+    attend_by_blocks(lm)
     return lm
 
 
@@ -53,8 +56,7 @@ class LanguageModule(TorchRLModule):
         if settings["lora"] is not None:
             self.lm = _add_lora(self.lm, settings["lora"])
         if settings["gradient_checkpointing"]:
-            self.lm.enable_input_require_grads()
-            self.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(self.lm, is_selective=settings["gradient_checkpointing"] == "selective")
 
     def load(self, base_model: str, dtype: str) -> PreTrainedModel:
         """Return the model that `lm` is, without an adapter."""
@@ -194,9 +196,9 @@ def read(lm: PreTrainedModel, batch: Mapping[str, Any]) -> HiddenStates:
     tokens_BT, packing = batch["tokens"], batch.get("packing")
     if packing is not None:
         tokens_RW, position_RW = packing.pack(tokens_BT)
-        mask = {} if packing.mask is None else {"attention_mask": packing.mask[:, None]}
+        mask = packing.attention_mask(by_blocks=reads_blocks(lm, tokens_RW.device))
         hidden_RWH = lm.base_model(
-            input_ids=tokens_RW, position_ids=position_RW, use_cache=False, **mask
+            input_ids=tokens_RW, position_ids=position_RW, attention_mask=mask, use_cache=False
         ).last_hidden_state
         hidden_PH = hidden_RWH.flatten(0, 1)
         return lambda row_N, column_N: hidden_PH[packing.place(row_N, column_N)]
@@ -295,7 +297,8 @@ def _chunk(
     temperature: float,
     has_entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    all_logp_NV = torch.log_softmax(head(hidden_NH).float() / temperature, -1)
+    logits_NV = head(hidden_NH).float()
+    all_logp_NV = torch.log_softmax(logits_NV if temperature == 1.0 else logits_NV / temperature, -1)
     logp_N = all_logp_NV.gather(-1, target_N[:, None])[:, 0]
     with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
         entropy_N = -(all_logp_NV.exp() * all_logp_NV).sum(-1)

@@ -27,7 +27,13 @@ class ModelOptions:
             "bfloat16 where a sampler or a learner has a GPU, else float32."
         ),
     ] = None
-    gradient_checkpointing: Annotated[bool, Doc("recompute activations in the backward pass to save memory.")] = False
+    gradient_checkpointing: Annotated[
+        Literal["selective"] | bool,
+        Doc(
+            "recompute activations in the backward pass to save memory: of each layer all, or (`selective`) what costs "
+            "little to compute, but neither products nor attention."
+        ),
+    ] = False
     lora: Annotated[
         dict | None, Doc("arguments of `peft.LoraConfig`, such as `{r: 16, lora_alpha: 32}`; null trains all weights.")
     ] = None
@@ -101,13 +107,13 @@ class LearnerOptions:
         ),
     ] = "auto"
     share_prefixes: Annotated[
-        bool,
+        Literal["auto"] | bool,
         Doc(
             "read once what samples begin with in common, such as a group's first prompt, where that saves more than "
             "longer rows cost; it changes no log-probability. Needs packed rows and a model whose layers all see the "
-            "whole row."
+            "whole row. `auto` does so on CPUs, where attention goes from block to block of a row; true on GPUs, too."
         ),
-    ] = False
+    ] = "auto"
     skip_non_finite_steps: Annotated[
         CountOrZero,
         Doc(

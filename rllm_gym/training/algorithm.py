@@ -75,7 +75,7 @@ class LLMAlgorithm(Checkpointed):
             logger.warning(
                 "packing: auto: rows hold one sequence each, for base_model cannot tell more apart: %s", fault
             )
-        if sharing_fault and config.share_prefixes:
+        if sharing_fault and config.share_prefixes is True:
             logger.warning("share_prefixes: nothing is shared, for base_model cannot: %s", sharing_fault)
 
     @override(Algorithm)

@@ -51,10 +51,16 @@ def num_read(parts) -> int:
     )
 
 
-@pytest.mark.parametrize("budget", [400, 4000])
-@pytest.mark.parametrize("method", ["GRPO", "PPO", "SFT"])
-def test_it_changes_no_log_probability_and_no_gradient(tiny_model, method, budget, monkeypatch):
-    monkeypatch.setattr("rllm_gym.learner.deepspeed.attention_knee", lambda lm: math.inf)  # so that all is shared
+@pytest.mark.parametrize(
+    ("method", "budget", "by_masks"),
+    [("GRPO", 400, False), ("GRPO", 4000, True), ("PPO", 400, True), ("PPO", 4000, False), ("SFT", 400, False)],
+)
+def test_it_changes_no_log_probability_and_no_gradient(tiny_model, method, budget, by_masks, monkeypatch):
+    monkeypatch.setattr(
+        "rllm_gym.learner.deepspeed.attention_knee", lambda lm, device: math.inf
+    )  # so that all is shared
+    if by_masks:  # as on a GPU
+        monkeypatch.setattr("rllm_gym.learner.rl_module.reads_blocks", lambda lm, device: False)
     samples, gradients, logps, counts = make_branches(12), [], [], []
     for share in (False, True):
         options = {"share_prefixes": share, "tokens_per_micro_batch": budget}

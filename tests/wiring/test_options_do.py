@@ -183,7 +183,7 @@ COMMON: dict[str, Row] = {
     "save_trajectories": Row(True, lambda run: run.algo.trajectories_path.exists()),
     "keep_episodes": Row({"newest": 2, "best": 0, "worst": 0}, kept_episodes, {"save_trajectories": True}),
     "tokens_per_micro_batch": Row(100, lambda run: len(run.batches)),
-    "share_prefixes": Row(True, lambda run: run.learner.sharing_fault),
+    "share_prefixes": Row(False, lambda run: run.learner.sharing_fault),
     "packing": Row(False, lambda run: run.learner.packing_fault),
     "num_minibatches": Row(2, metric("num_optimizer_steps")),
     "zero_stage": Row(2, lambda run: run.deepspeed.zero_optimization_stage()),
