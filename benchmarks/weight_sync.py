@@ -2,12 +2,14 @@
 
     .venv/bin/python benchmarks/weight_sync.py tiny
     .venv/bin/python benchmarks/weight_sync.py smollm2
+    .venv/bin/python benchmarks/weight_sync.py smollm2 --weight-transfer broadcast
+    .venv/bin/python benchmarks/weight_sync.py smollm2 --dtype bfloat16 --num-gpus 0.5     # on one GPU; 1: on two
 
 The sync is all of it, from the call on the driver until the sampler says that it has the weights: what `sync_s` covers.
 Learner and sampler are a run's own, the learner in the driver's process, the sampler in one of its own, on the same
 machine; each has one thread. `smollm2` is of SmolLM2-135M's shape, with random weights. In each round the learner's
 weights are copied, synced by vLLM's loading, and synced by the plan; printed are medians. Before and after differ only
-in how the engine loads: what the learner hands over and how it travels is the same.
+in how the engine loads: what the learner hands over and how it travels is the same, and `--weight-transfer` says how.
 """
 
 from __future__ import annotations
@@ -52,8 +54,12 @@ def make_smollm2(folder: str, dtype: str) -> str:
 
 
 def seconds(function: Callable[[], Any]) -> float:
+    import torch
+
     begun = time.perf_counter()
     function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return time.perf_counter() - begun
 
 
@@ -66,7 +72,9 @@ def load_by(runner: Any, name: str) -> bool:
     return runner.plan != engine.reload
 
 
-def measure(model: str, dtype: str, rounds: int) -> tuple[dict[str, list[float]], float]:
+def measure(
+    model: str, dtype: str, rounds: int, weight_transfer: str, num_gpus: float
+) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of each round, and the megabytes that move."""
     import ray
     import torch
@@ -80,8 +88,11 @@ def measure(model: str, dtype: str, rounds: int) -> tuple[dict[str, list[float]]
         GRPOConfig()
         .environment("rllm_gym:rllm_gym/TextCraft-v0")
         .rl_module(base_model=model)
-        .env_runners(max_model_len=512, engine_options={"kv_cache_memory_bytes": 2**27})
-        .training(dtype=dtype)
+        .env_runners(
+            max_model_len=512, engine_options={"kv_cache_memory_bytes": 2**27}, num_gpus_per_env_runner=num_gpus
+        )
+        .learners(num_gpus_per_learner=num_gpus)
+        .training(dtype=dtype, weight_transfer=weight_transfer)
     )
     algo = config.build_algo()
     torch.set_num_threads(config.num_learner_threads)
@@ -114,15 +125,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="`tiny`, `smollm2`, or a model's folder or name")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--weight-transfer", default="auto", choices=("auto", "object_store", "broadcast"))
+    parser.add_argument("--num-gpus", type=float, default=0, help="of the learner, and of the sampler")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = make_smollm2(folder, args.dtype) if args.model == "smollm2" else args.model
-        found, megabytes = measure(model, args.dtype, args.rounds)
+        found, megabytes = measure(model, args.dtype, args.rounds, args.weight_transfer, args.num_gpus)
     medians = {name: statistics.median(values) for name, values in found.items()}
     took = ", ".join(f"{name} {value * 1000:.1f} ms" for name, value in medians.items())
     before = medians["reload"] / medians["copy"]
-    result = f"{args.model} {args.dtype}, {megabytes:.0f} MB: medians: {took}; {before:.1f} copies before"
+    what = f"{args.model} {args.dtype}, {args.weight_transfer}, {megabytes:.0f} MB"
+    result = f"{what}: medians: {took}; {before:.1f} copies before"
     print_row([0], result, [medians["plan"] / medians["copy"]])
 
 

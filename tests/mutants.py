@@ -40,6 +40,8 @@ RUNNER, CONFIG = "rllm_gym/rollout/env_runner.py", "rllm_gym/training/config.py"
 EVALUATION, MAKER = "rllm_gym/training/split_evaluation.py", "rllm_gym/training/sample_maker.py"
 AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_samples_ahead.py"
 BLOCKS, BLOCK_TESTS = "rllm_gym/learner/block_attention.py", "tests/learner/test_block_attention.py"
+TRANSFER, TRANSFER_TESTS = "rllm_gym/weight_transfer.py", "tests/test_weight_transfer.py"
+SYNC, SYNC_TESTS = "rllm_gym/training/weight_sync.py", "tests/training/test_weight_sync.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
 MUTANTS = [
@@ -149,6 +151,42 @@ MUTANTS = [
         "algorithms/grpo.py",
         "normalize_std=self.config.normalize_std",
         "normalize_std=True",
+    ),
+    # weights past the object store
+    option("weight_transfer", CONFIG, 'self.weight_transfer == "broadcast" or', "False or"),
+    Mutant("what no engine reads is not taken", TRANSFER, "incoming.drain()", "pass", f"{TRANSFER_TESTS} -k twice"),
+    Mutant("far ones are taken for near ones", SYNC, "other == gpu]", "other != gpu]", f"{SYNC_TESTS} -k neighbour"),
+    Mutant(
+        "nobody sleeps",
+        "rllm_gym/training/algorithm.py",
+        "if not self.config.shares_gpus_by_turns:",
+        "if True:",
+        f"{SYNC_TESTS} -k sleep",
+    ),
+    Mutant(
+        "weights are loaded into an engine that sleeps",
+        "rllm_gym/rollout/engines/vllm.py",
+        "engine = self._live  # awake",
+        "engine = self._engine  # awake",
+        "tests/rollout/test_vllm_engine.py -k sleeps",
+    ),
+    Mutant(
+        "two engines of a process may sleep",
+        "rllm_gym/rollout/engine_set.py",
+        "len(base_models) - len(adapter_hosts) == 1",
+        "True",
+        f"{SYNC_TESTS} -k none_sleeps",
+    ),
+    Mutant("who fails stays connected", TRANSFER, "        end.close()\n", "", f"{TRANSFER_TESTS} -k at_once"),
+    Mutant(
+        "who does not come is waited for",
+        TRANSFER,
+        "is_master=True, timeout=CONNECT_TIMEOUT",
+        "is_master=True, timeout=TIMEOUT",
+        f"{TRANSFER_TESTS} -k waited_for_long",
+    ),
+    Mutant(
+        "NCCL meets a GPU twice", SYNC, "and len(set(far_gpus)) == len(far_gpus)", "", f"{SYNC_TESTS} -k out_of_reach"
     ),
     # sampling ahead
     option("staleness", POLICY, "SamplesAhead(self, config.staleness) if config.staleness else None", "None"),

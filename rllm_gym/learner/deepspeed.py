@@ -26,13 +26,14 @@ from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
 from rllm_gym.learner.module_checks import attention_knee, count_parameters, row_faults
 from rllm_gym.learner.packing import MicroBatch, split_into_micro_batches
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
+from rllm_gym.learner.weight_sender import WeightSender
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.types import Sample
 
 Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
 
 
-class DeepSpeedLearner(TorchLearner):
+class DeepSpeedLearner(WeightSender):
     """Updates language models by token-budget micro-batches; subclasses give the loss.
 
     `compute_loss_for_module` gets a micro-batch's tensors ([B, T] and [B], see `rllm_gym.learner.batch`) and

@@ -129,6 +129,14 @@ class LearnerOptions:
             "2, but 0 where one learner trains in float32 and nothing is offloaded."
         ),
     ] = None
+    weight_transfer: Annotated[
+        Literal["auto", "object_store", "broadcast"],
+        Doc(
+            "how new weights reach the samplers. `auto` goes from GPU to GPU, by CUDA IPC on one and by NCCL between "
+            "several, and through Ray's object store where there is none; `broadcast` also spares it between CPUs, by "
+            "Gloo."
+        ),
+    ] = "auto"
     deepspeed: Annotated[
         dict,
         Doc(

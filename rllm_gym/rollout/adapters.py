@@ -25,7 +25,7 @@ class AdaptedWeights(Mapping[str, torch.Tensor]):
         weight = self._base[name]
         if name + LORA_A not in self._adapter:
             return weight
-        return weight + (self._adapter[name + LORA_B] @ self._adapter[name + LORA_A]).to(weight.dtype)
+        return weight + (self._adapter[name + LORA_B] @ self._adapter[name + LORA_A]).to(weight)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._base)

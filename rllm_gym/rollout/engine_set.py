@@ -43,6 +43,8 @@ def make_engines(
     Args:
         adapter_hosts: by opponent's module, the policy on whose engine it rides as an adapter.
     """
+    # In one process vLLM lets one engine sleep.
+    may_sleep = config.shares_gpus_by_turns and len(base_models) - len(adapter_hosts) == 1
     engines: dict[str, Engine] = {}
     for module_id in sorted(base_models, key=lambda module_id: module_id in adapter_hosts):  # hosts first
         _check_tokenizer(config, module_id, base_models[module_id], chat)
@@ -55,7 +57,11 @@ def make_engines(
                 dtype=config.weight_dtype,
                 max_model_len=config.max_model_len,
                 max_num_seqs=config.num_envs_per_env_runner,
-                options={**config.adapter_options(module_id), **config.engine_options},
+                options={
+                    **({"enable_sleep_mode": True} if may_sleep else {}),
+                    **config.adapter_options(module_id),
+                    **config.engine_options,
+                },
             )
     for kind in dict.fromkeys(opponent.kind for opponent in opponents.values() if opponent.kind in SCRIPTED):
         engines[kind] = MovePlayer(chat, max_context_tokens=config.max_model_len)

@@ -15,7 +15,6 @@ with uncollected():
     from ray.rllib.env.env_runner import EnvRunner
 
 import gymnasium
-import ray
 import torch
 from gymnasium.spaces import Discrete
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
@@ -38,9 +37,10 @@ from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.rollout.sample_result import SampleResult
-from rllm_gym.rollout.weights import EngineWeights, OpponentWeights
+from rllm_gym.rollout.weights import EngineWeights, OpponentWeights, arriving
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
+from rllm_gym.weight_transfer import Receiver, Shipment, TransferError
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -56,6 +56,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.engines: dict[str, Engine] = {}
         self.loop: RolloutLoop | None = None
         self._background: BackgroundSampling | None = None  # once it has been asked to sample ahead
+        self.receiver = Receiver(self.worker_index)
         self.error: str | None = None
         with self._errors_kept():
             self._open_tokenizer()
@@ -65,6 +66,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Keep the first exception in `error`, for which the driver asks: RLlib would lose it, and the runner."""
         try:
             yield
+        except TransferError:
+            self.weights_seq_no = None  # the first learner finds out, too; the driver says so, and takes another way
         except Exception as error:
             self.error = self.error or _describe(error)
 
@@ -342,19 +345,24 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if COMPONENT_RL_MODULE not in state:
             return
         version = state.get(WEIGHTS_SEQ_NO, 0)
+        sent = state[COMPONENT_RL_MODULE]
         # Not "older than": restoring an earlier checkpoint must load it.
-        if version != 0 and version == self.weights_seq_no:
+        if version != 0 and version == self.weights_seq_no and not isinstance(sent, Shipment):
             return
-        weights = state[COMPONENT_RL_MODULE]
-        if isinstance(weights, ray.ObjectRef):
-            weights = ray.get(weights)
         self.build()
-        with self._errors_kept():  # the driver gets it with the next samples
+        with self._errors_kept(), arriving(sent, self.receiver) as weights:  # the driver asks for errors
             policies = {module_id: weights[module_id] for module_id in self._module_ids()}
             self._between_steps(lambda: self._weights.load_policies(policies, version))
-        self.weights_seq_no = version
+            self.weights_seq_no = version
         if version % GIVE_BACK_EVERY == 0:
             give_back_freed_memory()
+
+    def sleep(self) -> None:
+        """Leave the GPU to the learners, with engines that can; what uses an engine next wakes it."""
+        with self._errors_kept():
+            for engine in self.engines.values():
+                if hasattr(engine, "sleep"):
+                    engine.sleep()
 
     def forget_weights(self) -> None:
         """Make the next `set_state` load its weights whatever their number: another run's may have the same."""

@@ -1,7 +1,8 @@
-"""Weights as they come from the learners, in the object store's own memory, which is only read; who holds which."""
+"""Weights as EnvRunners get them, those of the object store in its own memory, which is only read; who holds which."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from rllm_gym.errors import RllmGymError
 from rllm_gym.models import BFLOAT16_BITS, LORA_A
 from rllm_gym.rollout.adapters import AdaptedWeights, difference
 from rllm_gym.types import Engine
+from rllm_gym.weight_transfer import Receiver, Shipment
 
 OpponentWeights = Mapping[str, tuple[int, ray.ObjectRef]]  # by module: policy version and weights
 
@@ -43,6 +45,14 @@ def received(weights: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def arriving(sent: Any, receiver: Receiver) -> contextlib.AbstractContextManager[Mapping[str, Mapping[str, Any]]]:
+    """Give an EnvRunner its weights, by module: what came through the object store, or what the learner sends."""
+    if isinstance(sent, Shipment):
+        return receiver.weights(sent)
+    weights = ray.get(sent) if isinstance(sent, ray.ObjectRef) else sent
+    return contextlib.nullcontext({module_id: received(of_module) for module_id, of_module in weights.items()})
+
+
 class EngineWeights:
     """Loads what the policies and the opponents have learnt into their engines, which may share a base model.
 
@@ -70,8 +80,7 @@ class EngineWeights:
         self._base_weights: dict[str, Mapping[str, torch.Tensor]] = {}  # by module, where LoRA is added to them
 
     def load_policies(self, weights: Mapping[str, Mapping[str, Any]], version: int) -> None:
-        """Load the policies' weights, by module."""
-        weights = {module_id: received(of_module) for module_id, of_module in weights.items()}
+        """Load the policies' weights, by module; each is read once."""
         for module_id, of_module in weights.items():
             self._engines[module_id].load_weights(self._whole(module_id, of_module), version)
         self._policies = weights if self._adapter_hosts else {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rllm_gym.importing import uncollected
 
 with uncollected():
     from ray.rllib.algorithms.algorithm import Algorithm
+import torch
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
@@ -34,6 +36,7 @@ from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
+from rllm_gym.training.weight_sync import WeightSync
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class LLMAlgorithm(Checkpointed):
         self.evaluation_on_start: dict[str, Any] | None = None
         self.num_groups_killed_runners = 0
         self._recorder: Recorder | None = None
+        self._weight_sync = WeightSync(self)
         self.opponent_pools: dict[str, Pool] = {}  # by agent; the Opponents callback keeps them ...
         self.opponent_weights: OpponentWeights = {}  # ... and says who plays next
         self.environments = config.environments
@@ -144,10 +148,11 @@ class LLMAlgorithm(Checkpointed):
         Args:
             settings: what the learners' `before_gradient_based_update` gets beside the train step.
         """
-        results = self.learner_group.update(
-            training_data=SampleData(episodes=list(samples)),
-            timesteps={"train_step": self.training_iteration, **settings},
-        )
+        with self._gpus_for_learners():
+            results = self.learner_group.update(
+                training_data=SampleData(episodes=list(samples)),
+                timesteps={"train_step": self.training_iteration, **settings},
+            )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return results
 
@@ -156,10 +161,22 @@ class LLMAlgorithm(Checkpointed):
         if not samples or not names:
             return
         shards = self.shards(samples)
-        for scored in self.on_all_learners(lambda learner: learner.score(samples, shards, names)):
+        with self._gpus_for_learners():
+            results = self.on_all_learners(lambda learner: learner.score(samples, shards, names))
+        for scored in results:
             for index, fields in scored:
                 for name, value in fields.items():
                     setattr(samples[index], name, value)
+
+    @contextlib.contextmanager
+    def _gpus_for_learners(self) -> Iterator[None]:
+        """Let samplers sleep where they share GPUs with the learners; what uses their engines next wakes them."""
+        if not self.config.shares_gpus_by_turns:
+            yield
+            return
+        self.env_runner_group.foreach_env_runner("sleep", local_env_runner=False)
+        yield
+        self.on_all_learners(lambda learner: torch.cuda.empty_cache())  # what PyTorch keeps, the samplers need
 
     def shards(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Return which samples each learner gets."""
@@ -171,9 +188,7 @@ class LLMAlgorithm(Checkpointed):
 
     def sync_weights(self) -> None:
         """Give the learners' weights to the samplers, and wait until they have them."""
-        self.env_runner_group.sync_weights(
-            from_worker_or_learner_group=self.learner_group, timeout_seconds=None, inference_only=True
-        )
+        self._weight_sync()
         # The sync only queues; what a runner answers next, it answers with the new weights.
         self._check_env_runners("could not load the weights")
 

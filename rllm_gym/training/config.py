@@ -163,6 +163,22 @@ class LLMConfig(StrictConfig, CommonOptions):
         return str(self.dtype or ("bfloat16" if has_gpu else "float32"))
 
     @property
+    def transfers_weights(self) -> bool:
+        """Whether weights may go from the learners to the EnvRunners past the object store; see `weight_transfer`."""
+        is_split = any(self.engine_options.get(f"{of}_parallel_size", 1) > 1 for of in ("tensor", "pipeline"))
+        # Opponents' adapters need a policy's weights later, too; a split model is in several processes.
+        if self.adapter_hosts or is_split:
+            return False
+        has_gpus = self.num_gpus_per_learner > 0 and self.num_gpus_per_env_runner > 0
+        return self.weight_transfer == "broadcast" or (self.weight_transfer == "auto" and has_gpus)
+
+    @property
+    def shares_gpus_by_turns(self) -> bool:
+        """Whether samplers and learners share GPUs and work in turns, so that vLLM may sleep meanwhile."""
+        is_shared = self.num_gpus_per_learner % 1 > 0 and self.num_gpus_per_env_runner % 1 > 0
+        return is_shared and self.engine == "vllm" and not getattr(self, "staleness", 0)
+
+    @property
     def num_learner_threads(self) -> int:
         """Threads of a learner: the CPUs that it was given; a local one lives in the main process."""
         if self.num_learners == 0:

@@ -22,6 +22,7 @@ from rllm_gym.rollout.engines import adapter_options
 from rllm_gym.rollout.engines.vllm import VLLMEngine
 from rllm_gym.rollout.engines.weight_plan import WeightPlan
 from rllm_gym.rollout.weights import Tensors
+from rllm_gym.weight_transfer import _Incoming
 from tests.conftest import make_model, make_tokenizer
 from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
 
@@ -141,6 +142,39 @@ def test_the_prefix_cache_can_be_emptied(engine):
     assert run(engine, request("hit"))[0].num_cached_tokens == 64
     engine.reset_prefix_cache()
     assert run(engine, request("miss"))[0].num_cached_tokens == 0
+
+
+def test_an_engine_that_sleeps_is_awake_before_its_weights_are_touched(engine, models, monkeypatch):
+    # On a CPU vLLM's sleep frees no memory; all else of it is the same.
+    monkeypatch.setattr(engine._engine.vllm_config.model_config, "enable_sleep_mode", True)
+    awake, load = [], engine.load
+    monkeypatch.setattr(engine, "load", lambda weights: (awake.append(not engine._engine.is_sleeping()), load(weights)))
+    run(engine, request("fill"))
+    for _ in range(2):  # twice in a row is once
+        engine.sleep()
+        assert engine._engine.is_sleeping()
+    engine.load_weights(dict(models[1].state_dict()), policy_version=1)
+    assert awake == [True]
+    run(engine, request("fill again"))
+    engine.sleep()
+    (after,) = run(engine, request("after"))
+    assert after.num_cached_tokens == 0  # keys and values were dropped
+    np.testing.assert_allclose(after.logp, forward_logp(models[1], PROMPT, after.token_ids), atol=1e-4)
+
+
+def test_an_engine_that_may_not_sleep_stays_awake(engine):
+    engine.sleep()
+    assert not engine._engine.is_sleeping()
+
+
+@pytest.mark.parametrize("way", ["plan", "reload"])
+def test_weights_that_come_once_are_read_once(engine, models, monkeypatch, way):
+    if way == "reload":
+        monkeypatch.setattr(engine, "load", engine.reload)
+    coming = {("policy", name): weight for name, weight in models[1].state_dict().items()}
+    engine.load_weights(_Incoming(coming).by_module()["policy"], policy_version=1)
+    (after,) = run(engine, request("after"))
+    np.testing.assert_allclose(after.logp, forward_logp(models[1], PROMPT, after.token_ids), atol=1e-4)
 
 
 def is_planned(engine):

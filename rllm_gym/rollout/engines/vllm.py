@@ -113,6 +113,7 @@ class VLLMEngine:
         self._stance = "force_eager" if is_eager else "default"
         self._weight_names = _weight_names(model, options.get("trust_remote_code", False))
         self.load: Callable[[Mapping[str, torch.Tensor]], None] | None = None  # chosen with the first weights
+        self._is_asleep = False
         self._engine: LLMEngine | None = _build(
             EngineArgs(
                 model=model,
@@ -157,11 +158,12 @@ class VLLMEngine:
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
         check_weight_names("VLLMEngine", state, self._weight_names)
         weights = Tensors(state)
+        engine = self._live  # awake: a plan copies to where weights lie on the GPU, and asleep they lie nowhere
         # The choice samples, which requests that are running would notice.
-        if self.load is None and not self._live.has_unfinished_requests():
+        if self.load is None and not engine.has_unfinished_requests():
             self.load = self._choose_load(weights)
         (self.load or self.reload)(weights)
-        running = self._live.output_processor.request_states.values()
+        running = engine.output_processor.request_states.values()
         own = (state for state in running if state.lora_request in (None, self.no_adapter))  # not of other policies
         num_tokens = {state.external_req_id: state.detokenizer.num_output_tokens() for state in own}
         self._versions.weights_change(num_tokens, self.policy_version)
@@ -220,6 +222,15 @@ class VLLMEngine:
         """Return an engine for another policy, which differs from this one's by an adapter; see `adapter_options`."""
         return VLLMAdapter(self)
 
+    def sleep(self) -> None:
+        """Give the GPU's memory back until the engine is used again, if `enable_sleep_mode` is on.
+
+        Keys and values are dropped, weights wait on the host; nothing may be running.
+        """
+        if not self._is_asleep and self._live.vllm_config.model_config.enable_sleep_mode:
+            self._live.sleep(level=1)
+            self._is_asleep = True
+
     def close(self) -> None:
         self._shut_down()
         self._engine = None
@@ -229,6 +240,9 @@ class VLLMEngine:
     def _live(self) -> LLMEngine:
         if self._engine is None:
             raise RuntimeError("VLLMEngine: cannot be used after close().")
+        if self._is_asleep:
+            self._engine.wake_up()
+            self._is_asleep = False
         return self._engine
 
 
