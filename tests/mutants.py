@@ -159,7 +159,7 @@ MUTANTS = [
     Mutant(
         "nobody sleeps",
         "rllm_gym/training/algorithm.py",
-        "if not self.config.shares_gpus_by_turns:",
+        "if not self._samplers_sleep:",
         "if True:",
         f"{SYNC_TESTS} -k sleep",
     ),

@@ -64,7 +64,8 @@ class LLMAlgorithm(Checkpointed):
         self.evaluation_on_start: dict[str, Any] | None = None
         self.num_groups_killed_runners = 0
         self._recorder: Recorder | None = None
-        self._weight_sync = WeightSync(self)
+        self._weight_transfer = WeightSync(self) if config.transfers_weights else None
+        self._samplers_sleep = config.shares_gpus_by_turns
         self.opponent_pools: dict[str, Pool] = {}  # by agent; the Opponents callback keeps them ...
         self.opponent_weights: OpponentWeights = {}  # ... and says who plays next
         self.environments = config.environments
@@ -171,7 +172,7 @@ class LLMAlgorithm(Checkpointed):
     @contextlib.contextmanager
     def _gpus_for_learners(self) -> Iterator[None]:
         """Let samplers sleep where they share GPUs with the learners; what uses their engines next wakes them."""
-        if not self.config.shares_gpus_by_turns:
+        if not self._samplers_sleep:
             yield
             return
         self.env_runner_group.foreach_env_runner("sleep", local_env_runner=False)
@@ -188,9 +189,18 @@ class LLMAlgorithm(Checkpointed):
 
     def sync_weights(self) -> None:
         """Give the learners' weights to the samplers, and wait until they have them."""
-        self._weight_sync()
+        if self._weight_transfer is None:
+            self.sync_from(self.learner_group)
+        else:
+            self._weight_transfer()
         # The sync only queues; what a runner answers next, it answers with the new weights.
         self._check_env_runners("could not load the weights")
+
+    def sync_from(self, source: Any) -> None:
+        """Let the samplers take what a source's `get_state` returns, through Ray's object store; it only queues."""
+        self.env_runner_group.sync_weights(
+            from_worker_or_learner_group=source, timeout_seconds=None, inference_only=True
+        )
 
     @override(Algorithm)
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Any:

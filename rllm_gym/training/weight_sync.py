@@ -1,4 +1,4 @@
-"""New weights to the EnvRunners, on the shortest way that lies between them and the learners."""
+"""New weights to the EnvRunners past Ray's object store, where a way lies between them and the learners."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class WeightSync:
         brings back one that has died.
         """
         algorithm = self._algorithm
-        if not algorithm.config.transfers_weights or (shipment := self._next()) is None:
-            self._sync(algorithm.learner_group)
+        if (shipment := self._next()) is None:
+            algorithm.sync_from(algorithm.learner_group)
             return
-        self._sync(self)  # it only queues: the runners wait for what the learners send now
+        algorithm.sync_from(self)  # it only queues: the runners wait for what the learners send now
         errors = algorithm.on_all_learners(lambda learner: learner.send_weights(shipment))
         if error := next(filter(None, errors), None):
             logger.warning(
@@ -47,17 +47,12 @@ class WeightSync:
             )
             self._shipment = None
             algorithm.env_runner_group.foreach_env_runner("forget_weights", local_env_runner=False)
-            self._sync(algorithm.learner_group)
+            algorithm.sync_from(algorithm.learner_group)
 
     def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Return what RLlib's sync puts into the object store: where weights come from, in place of them."""
         [version, *_] = self._algorithm.on_all_learners(lambda learner: learner.policy_version)
         return {COMPONENT_RL_MODULE: self._shipment, WEIGHTS_SEQ_NO: version}
-
-    def _sync(self, source: Any) -> None:
-        self._algorithm.env_runner_group.sync_weights(
-            from_worker_or_learner_group=source, timeout_seconds=None, inference_only=True
-        )
 
     def _next(self) -> Shipment | None:
         """Return the next shipment, None where an EnvRunner is out of the learner's reach.

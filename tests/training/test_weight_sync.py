@@ -18,7 +18,6 @@ class Places:
     """An algorithm whose EnvRunners are on certain GPUs."""
 
     def __init__(self, learner: str | None, *runners: str | None) -> None:
-        self.config = mock.Mock(transfers_weights=True)
         self.env_runner_group = self
         self.learner, self.runners = learner, runners
 
