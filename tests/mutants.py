@@ -41,7 +41,7 @@ EVALUATION, MAKER = "rllm_gym/training/split_evaluation.py", "rllm_gym/training/
 AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_samples_ahead.py"
 BLOCKS, BLOCK_TESTS = "rllm_gym/learner/block_attention.py", "tests/learner/test_block_attention.py"
 TRANSFER, TRANSFER_TESTS = "rllm_gym/weight_transfer.py", "tests/test_weight_transfer.py"
-SYNC, SYNC_TESTS = "rllm_gym/training/weight_sync.py", "tests/training/test_weight_sync.py"
+SYNC, SYNC_TESTS = "rllm_gym/training/weight_shipping.py", "tests/training/test_weight_shipping.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
 MUTANTS = [
@@ -181,14 +181,21 @@ MUTANTS = [
     Mutant(
         "who does not come is waited for",
         TRANSFER,
-        "is_master=True, timeout=CONNECT_TIMEOUT",
-        "is_master=True, timeout=TIMEOUT",
+        "len(members), CONNECT_TIMEOUT)",
+        "len(members), TIMEOUT)",
         f"{TRANSFER_TESTS} -k waited_for_long",
     ),
     Mutant(
         "NCCL meets a GPU twice", SYNC, "and len(set(far_gpus)) == len(far_gpus)", "", f"{SYNC_TESTS} -k out_of_reach"
     ),
     # sampling ahead
+    Mutant(
+        "what is submitted waits for the next train step",
+        AHEAD,
+        "if is_there and not self._unsent:",
+        "if is_there:",
+        f"{AHEAD_TESTS} -k while_the_learner",
+    ),
     option("staleness", POLICY, "SamplesAhead(self, config.staleness) if config.staleness else None", "None"),
     Mutant(
         "what grows too old is not waited for",

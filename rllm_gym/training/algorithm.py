@@ -36,7 +36,7 @@ from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
 from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
-from rllm_gym.training.weight_sync import WeightSync
+from rllm_gym.training.weight_shipping import WeightShipping
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class LLMAlgorithm(Checkpointed):
     config: LLMConfig
     env_runner_group: Any
     frozen_weights = staticmethod(frozen_weights)
+    _samplers_sleep = False  # while the learners work
 
     @override(Algorithm)
     @classmethod
@@ -64,7 +65,7 @@ class LLMAlgorithm(Checkpointed):
         self.evaluation_on_start: dict[str, Any] | None = None
         self.num_groups_killed_runners = 0
         self._recorder: Recorder | None = None
-        self._weight_transfer = WeightSync(self) if config.transfers_weights else None
+        self._weight_transfer = WeightShipping(self) if config.transfers_weights else None
         self._samplers_sleep = config.shares_gpus_by_turns
         self.opponent_pools: dict[str, Pool] = {}  # by agent; the Opponents callback keeps them ...
         self.opponent_weights: OpponentWeights = {}  # ... and says who plays next

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 Places = Mapping[int, tuple[str | None, str]]  # by EnvRunner: its GPU, and its process
 
 
-class WeightSync:
+class WeightShipping:
     """Gives the learners' weights to the EnvRunners, and waits until they have them.
 
     Args:
