@@ -9,6 +9,7 @@ An end that fails closes its connections, by which the others notice; none waits
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import platform
@@ -89,7 +90,8 @@ class Sender:
         """
         with _closed_on_error(self, "an EnvRunner did not take the weights"):
             unique = _unique(weights)
-            entries = {shipment.description: pickle.dumps([(keys, of.shape, of.dtype) for keys, of in unique])}
+            description = [(keys, list(of.shape), str(of.dtype).removeprefix("torch.")) for keys, of in unique]
+            entries = {shipment.description: json.dumps(description).encode()}
             for index in shipment.near:  # each gets handles of its own: CUDA counts who has opened them
                 entries[shipment.handles(index)] = _handles(weights)
             for key, entry in entries.items():
@@ -142,8 +144,8 @@ class Receiver:
             if self._index in shipment.near:
                 incoming = _Incoming(_opened(self._store.get(shipment.handles(self._index)), self._device))
             else:
-                description = pickle.loads(self._store.get(shipment.description))
-                incoming = _Incoming({}, description, lambda *of: self._receive(group, *of))
+                description = json.loads(self._store.get(shipment.description))
+                incoming = _Incoming({}, _typed(description), lambda *of: self._receive(group, *of))
         try:
             yield incoming.by_module()
         finally:
@@ -282,6 +284,14 @@ def _unique(weights: Mapping[Key, torch.Tensor]) -> list[tuple[list[Key], torch.
         place = tensor.data_ptr(), tensor.shape, tensor.stride()
         found.setdefault(place, ([], tensor))[0].append(key)
     return list(found.values())
+
+
+def _typed(description: Sequence[Any]) -> list[tuple[list[Key], torch.Size, torch.dtype]]:
+    """Return what was described as JSON: by tensor all its keys, its shape and dtype."""
+    return [
+        ([(module_id, name) for module_id, name in keys], torch.Size(shape), getattr(torch, dtype))
+        for keys, shape, dtype in description
+    ]
 
 
 def _handles(weights: Mapping[Key, torch.Tensor]) -> bytes:
