@@ -66,10 +66,17 @@ def _attention(
     if torch.is_autocast_enabled("cpu"):  # which knows `sdpa`, but no function of ours
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    groups = query.shape[1] // key.shape[1]
-    blocks = attention_mask.view(-1, 6).tolist()
-    out = _BlockAttention.apply(query, repeat_kv(key, groups), repeat_kv(value, groups), blocks, scaling)
-    return out.transpose(1, 2).contiguous(), None
+    groups, size = query.shape[1] // key.shape[1], value.shape[-1]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = _of_one_size(query, repeat_kv(key, groups), repeat_kv(value, groups))
+    out = _BlockAttention.apply(query, key, value, attention_mask.view(-1, 6).tolist(), scaling)
+    return out[..., :size].transpose(1, 2).contiguous(), None
+
+
+def _of_one_size(*parts: torch.Tensor) -> list[torch.Tensor]:
+    """Fill up heads with zeros, which change nothing: DeepSeek's values are smaller than its keys."""
+    lacking = [max(other.shape[-1] for other in parts) - part.shape[-1] for part in parts]
+    return [torch.nn.functional.pad(part, (0, n)) if n else part for part, n in zip(parts, lacking, strict=True)]
 
 
 class _BlockAttention(torch.autograd.Function):

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, BloomConfig, DeepseekV3Config, MistralConfig, Qwen2Config
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import Batch, collate
@@ -32,6 +32,15 @@ CONFIGS = {
     "dense": Qwen2Config(**SIZES),
     "sliding_qwen2": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "sliding_mistral": MistralConfig(**SIZES, sliding_window=5),
+    "values_smaller_than_keys": DeepseekV3Config(
+        **SIZES | {"num_key_value_heads": 2},
+        first_k_dense_replace=2,
+        q_lora_rank=32,
+        kv_lora_rank=16,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=24,
+    ),
 }
 
 
