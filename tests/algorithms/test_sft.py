@@ -157,13 +157,12 @@ def test_the_gradient_is_that_of_the_mean_over_learnt_tokens_whatever_the_packin
 
 def test_a_model_that_does_not_keep_packed_sequences_apart_is_refused_or_given_one_a_row(tiny_model, monkeypatch):
     samples = make_samples(4)
-    pack = Packing.pack
 
-    def positions_go_on(self, tokens_BT):
-        tokens_RW, position_RW = pack(self, tokens_BT)
-        return tokens_RW, torch.arange(position_RW.shape[1]).expand_as(position_RW)
+    def all_before_it(self, *, by_blocks):
+        assert by_blocks
+        return torch.tensor([(row, 0, self.width, 0, self.width, 1) for row in range(self.num_rows)]).view(1, 1, -1, 6)
 
-    monkeypatch.setattr(Packing, "pack", positions_go_on)
+    monkeypatch.setattr(Packing, "attention_mask", all_before_it)
     with pytest.raises(ConfigError, match=r"must keep sequences apart.*Set packing: false"):
         make_group(make_config(tiny_model, "SFT", packing=True))
     fallen_back = make_group(make_config(tiny_model, "SFT"))
