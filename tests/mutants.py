@@ -448,8 +448,8 @@ MUTANTS = [
     Mutant(
         "the blocks' gradients are not added",
         BLOCKS,
-        "row + 1, :, to] += parts[1]",
-        "row + 1, :, to] = parts[1]",
+        "of_key[to] += parts[1]",
+        "of_key[to] = parts[1]",
         BLOCK_TESTS,
     ),
     Mutant(

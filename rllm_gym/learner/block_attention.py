@@ -88,9 +88,9 @@ class _BlockAttention(torch.autograd.Function):
         out = torch.zeros_like(query)
         logsumexp = query.new_zeros(query.shape[:3], dtype=torch.float32)
         for row, query_from, query_to, key_from, key_to, is_own in blocks:
-            at, to = (slice(row, row + 1), slice(None), slice(query_from, query_to)), slice(key_from, key_to)
+            at, to = _part(row, query_from, query_to), _part(row, key_from, key_to)
             attended, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query[at], key[row : row + 1, :, to], value[row : row + 1, :, to], 0.0, bool(is_own), scale=scale
+                query[at], key[to], value[to], 0.0, bool(is_own), scale=scale
             )
             if is_own:
                 out[at], logsumexp[at] = attended, lse
@@ -107,12 +107,12 @@ class _BlockAttention(torch.autograd.Function):
         query, key, value, out, logsumexp = ctx.saved_tensors
         of_query, of_key, of_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
         for row, query_from, query_to, key_from, key_to, is_own in ctx.blocks:
-            at, to = (slice(row, row + 1), slice(None), slice(query_from, query_to)), slice(key_from, key_to)
+            at, to = _part(row, query_from, query_to), _part(row, key_from, key_to)
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 gradients[0][at],
                 query[at],
-                key[row : row + 1, :, to],
-                value[row : row + 1, :, to],
+                key[to],
+                value[to],
                 out[at],
                 logsumexp[at],
                 0.0,
@@ -120,6 +120,11 @@ class _BlockAttention(torch.autograd.Function):
                 scale=ctx.scale,
             )
             of_query[at] += parts[0]
-            of_key[row : row + 1, :, to] += parts[1]
-            of_value[row : row + 1, :, to] += parts[2]
+            of_key[to] += parts[1]
+            of_value[to] += parts[2]
         return of_query, of_key, of_value, None, None
+
+
+def _part(row: int, start: int, end: int) -> tuple[slice, slice, slice]:
+    """Return the index of a row's tokens in [R, H, W, D]."""
+    return slice(row, row + 1), slice(None), slice(start, end)
