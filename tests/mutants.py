@@ -470,6 +470,13 @@ MUTANTS = [
         f"{BLOCK_TESTS} -k recomputing",
     ),
     Mutant(
+        "narrow products are kept",
+        "rllm_gym/learner/recomputation.py",
+        "is_kept = args[at + 1].shape[-1] >= args[at].shape[-1]",
+        "is_kept = True",
+        f"{BLOCK_TESTS} -k of_products",
+    ),
+    Mutant(
         "Gemma's attention not capped",
         "rllm_gym/models.py",
         'return "eager" if',

@@ -31,7 +31,7 @@ class ModelOptions:
         Literal["selective"] | bool,
         Doc(
             "recompute activations in the backward pass to save memory: of each layer all, or (`selective`) what costs "
-            "little to compute, but neither products nor attention."
+            "little to compute, but neither attention nor the wide products."
         ),
     ] = False
     lora: Annotated[

@@ -113,6 +113,18 @@ def test_recomputing_activations_changes_nothing(tiny_model, how):
     assert counts[1] == (counts[0] if how == "selective" else 2 * counts[0])
 
 
+def test_of_products_only_keys_and_values_are_computed_again(tiny_model):
+    samples, counts = make_branches(6), []
+    for checkpointing in (False, "selective"):
+        group = make_group(make_config(tiny_model, gradient_checkpointing=checkpointing))
+        with Count(torch.ops.aten.addmm.default) as with_bias, Count(torch.ops.aten.mm.default) as without:
+            gradient(group, samples)
+        counts.append((with_bias.calls, without.calls))
+    # Of both layers; they alone have a bias, with the queries, and are narrower than what they are made from. A layer's
+    # last product is narrower, too, and nothing needs it again.
+    assert counts[1] == (counts[0][0] + 2 * 2, counts[0][1])
+
+
 class Count(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts the calls of an operation."""
 
