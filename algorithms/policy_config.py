@@ -67,6 +67,11 @@ class PolicyGradientConfig(LLMConfig, PolicyGradientOptions):
                 f"{who}: group_size must be at least 2, since one episode has no group mean; got {self.group_size}. "
                 "Set .env_runners(group_size=...)."
             )
+        if self.task_sampling == "difficulty" and self.group_size < 2:
+            raise ConfigError(
+                f"{who}: task_sampling: difficulty compares the episodes of a task, so that group_size must be at "
+                f"least 2; got {self.group_size}. Raise it, or set task_sampling: uniform."
+            )
         if self.kl_target is not None and 0 in (self.kl_target, self.kl_coeff):
             raise ConfigError(
                 f"{who}: kl_target and the kl_coeff to begin with must be above 0; got {self.kl_target} and "

@@ -66,6 +66,14 @@ def test_what_is_wrong_is_said_in_one_line(options, message):
     assert "\n" not in str(error.value)
 
 
+def test_difficulty_needs_several_episodes_of_a_task():
+    config = get_algorithm_class("PPO").get_default_config().environment("rllm_gym/TextCraft-v0")
+    config.update_from_dict({"task_sampling": "difficulty"})
+    with pytest.raises(ConfigError, match="difficulty compares the episodes of a task, so that group_size must be at "):
+        config.validate()
+    config.update_from_dict({"group_size": 2}).validate()
+
+
 def test_builder_methods_and_names_mean_the_same():
     built = GRPOConfig().training(clip_high=0.3, lr=1e-4).env_runners(group_size=4).rl_module(base_model="x")
     by_name = GRPOConfig().update_from_dict({"clip_high": 0.3, "lr": 1e-4, "group_size": 4, "base_model": "x"})
