@@ -66,9 +66,7 @@ class PolicyGradient(LLMAlgorithm):
         self.task_difficulty: TaskDifficulty | None = None
         if config.task_sampling == "difficulty":
             names = [spec.name for spec in self.environments]
-            self.task_difficulty = TaskDifficulty(
-                names, group_size=config.group_size, min_probability=config.min_probability
-            )
+            self.task_difficulty = TaskDifficulty(names, min_probability=config.min_probability)
             uniform = self.task_sampler
             assert isinstance(uniform, TaskSampler)
             self.task_sampler = DifficultySampler(uniform, self.task_difficulty, lambda: self.horizons)

@@ -22,18 +22,16 @@ class TaskDifficulty:
     A group teaches where its episodes end differently. Of each task, at each horizon, this keeps in how many pairs of
     a group's episodes the returns differed. For success or failure that is 2 p (1 - p), with p the rate of success; a
     graded return is served, too. Tasks that were not played at a horizon are expected to be as at the last horizon
-    where they were, or else like the rest. From the pairs follows how likely it is that a whole group does not end
-    alike, and each task is drawn in proportion to the square of that.
+    where they were, or else like the rest.
 
     Args:
         names: the environments'.
-        group_size: episodes of a group.
         min_probability: no task is drawn less often than this share of what it would be drawn with equal
             probabilities.
     """
 
-    def __init__(self, names: Sequence[str], *, group_size: int, min_probability: float) -> None:
-        self._names, self._group_size, self._min_probability = names, group_size, min_probability
+    def __init__(self, names: Sequence[str], *, min_probability: float) -> None:
+        self._names, self._min_probability = names, min_probability
         # By environment, then horizon, then task: (pairs that differed, pairs, the train step of the last).
         self._seen: dict[str, dict[int, dict[str, tuple[float, float, int]]]] = {name: {} for name in names}
 
@@ -70,9 +68,8 @@ class TaskDifficulty:
         mean = (counts[:, 0].sum() + 1.0) / (counts[:, 1].sum() + 2.0)
         expected = (told[:, 0] + PRIOR_PAIRS * mean) / (told[:, 1] + PRIOR_PAIRS)
         differ = (counts[:, 0] + PRIOR_PAIRS * expected) / (counts[:, 1] + PRIOR_PAIRS)
-        likeliness = chance_to_teach(differ, self._group_size) ** 2
         share = self._min_probability
-        return (1.0 - share) * likeliness / likeliness.sum() + share / len(items)
+        return (1.0 - share) * differ / differ.sum() + share / len(items)
 
     def get_state(self) -> dict[str, Any]:
         return {name: {horizon: dict(of) for horizon, of in by.items()} for name, by in self._seen.items()}
@@ -88,15 +85,6 @@ class TaskDifficulty:
         differed, pairs, at = entry
         left = 0.5 ** ((train_step - at) / HALF_LIFE)
         return differed * left, pairs * left
-
-
-def chance_to_teach(differ: npt.NDArray[np.float64], group_size: int) -> npt.NDArray[np.float64]:
-    """Return how likely a group's episodes do not all end alike, where two of them end differently with `differ`.
-
-    With p of succeeding that is 1 - p^n - (1 - p)^n, and `differ` is 2 p (1 - p).
-    """
-    p = (1.0 - np.sqrt(np.clip(1.0 - 2.0 * differ, 0.0, None))) / 2.0
-    return 1.0 - p**group_size - (1.0 - p) ** group_size
 
 
 def _returns(episode: Episode) -> list[float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.training.task_difficulty import TaskDifficulty, chance_to_teach
+from rllm_gym.training.task_difficulty import TaskDifficulty
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
 from rllm_gym.types import TaskGroup
 
@@ -28,7 +28,7 @@ def episodes(item, returns, *, step=0, agents=("agent_0",), horizon=4):
 
 @pytest.fixture
 def difficulty():
-    return TaskDifficulty(["maze"], group_size=8, min_probability=0.1)
+    return TaskDifficulty(["maze"], min_probability=0.1)
 
 
 def test_a_task_between_always_and_never_is_the_likeliest(difficulty):
@@ -38,24 +38,6 @@ def test_a_task_between_always_and_never_is_the_likeliest(difficulty):
     assert sum(p.values()) == pytest.approx(1.0)
     assert p["t_2"] > p["t_3"] > p["t_0"] == p["t_1"] > 0.1 / 10
     assert p["t_2"] > p["t_9"] > p["t_0"]  # of which nothing is known
-
-
-def test_a_group_teaches_where_not_all_of_its_episodes_end_alike():
-    p = np.array([0.0, 0.1, 0.25, 0.5])
-    chance = chance_to_teach(2 * p * (1 - p), 8)
-    np.testing.assert_allclose(chance, [0.0, 1 - 0.1**8 - 0.9**8, 1 - 0.25**8 - 0.75**8, 1 - 2 / 2**8], atol=1e-12)
-    np.testing.assert_allclose(chance_to_teach(np.array([0.3, 0.6, 1.0]), 2), [0.3, 0.5, 0.5])  # graded: above 1/2
-
-
-def test_a_task_is_drawn_by_the_square_of_its_chance_to_teach():
-    for min_probability in (1e-9, 1.0):
-        difficulty = TaskDifficulty(["maze"], group_size=2, min_probability=min_probability)
-        for step in range(300):  # until the prior counts nothing
-            difficulty.record(300, episodes("t_0", [1.0, 0.0], step=step))
-            difficulty.record(300, episodes("t_1", [1.0, 0.0, 0.0, 0.0, 0.0], step=step))
-        p = difficulty.probabilities(300, 0, ITEMS[:2], HORIZONS)
-        # All pairs of t_0 differ, which is more than success and failure can, and 4 of 10 of t_1.
-        assert p[0] / p[1] == pytest.approx((0.5 / 0.4) ** 2 if min_probability < 1 else 1.0, rel=0.02)
 
 
 def test_no_probability_reaches_0_however_much_is_known(difficulty):
@@ -96,7 +78,7 @@ def test_the_state_comes_back_from_a_checkpoint(difficulty):
     state = difficulty.get_state()
     before = difficulty.probabilities(5, 0, ITEMS, HORIZONS)
     difficulty.record(1, episodes("t_2", [1.0] * 8, step=1))  # the state is not what goes on
-    restored = TaskDifficulty(["maze"], group_size=8, min_probability=0.1)
+    restored = TaskDifficulty(["maze"], min_probability=0.1)
     restored.set_state(state)
     np.testing.assert_array_equal(restored.probabilities(5, 0, ITEMS, HORIZONS), before)
 
