@@ -470,6 +470,13 @@ MUTANTS = [
         f"{BLOCK_TESTS} -k recomputing",
     ),
     Mutant(
+        "weights that cannot travel",
+        "rllm_gym/rollout/engines/vllm.py",
+        "list(weights.items())",
+        "iter(weights.items())",
+        "tests/rollout/test_split_model.py -k every_part",
+    ),
+    Mutant(
         "narrow products are kept",
         "rllm_gym/learner/recomputation.py",
         "is_kept = args[at + 1].shape[-1] >= args[at].shape[-1]",

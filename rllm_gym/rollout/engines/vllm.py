@@ -15,6 +15,7 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -24,7 +25,7 @@ import re
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import dispatcher
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
 from rllm_gym.rollout.engines.token_versions import TokenVersions
@@ -103,7 +104,7 @@ class VLLMEngine:
         max_num_seqs: int = 64,
         options: Mapping[str, Any] = {},
     ):
-        options = {**_default_options(max_model_len), **_checked(options)}
+        options = {**_default_options(max_model_len, options), **_checked(options)}
         self.policy_version = 0
         self._versions = TokenVersions()
         self.max_context_tokens = max_model_len
@@ -147,7 +148,7 @@ class VLLMEngine:
         )
 
     def step(self) -> list[Completion]:
-        with torch.compiler.set_stance(self._stance):
+        with self._all_parts(), torch.compiler.set_stance(self._stance):
             finished = [_completion(output) for output in self._live.step() if output.finished]
         return [self._versions.stamp(completion, self.policy_version) for completion in finished]
 
@@ -172,7 +173,8 @@ class VLLMEngine:
 
     def reload(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Let vLLM load weights, as it loads a checkpoint's; `load_weights` copies them where that does the same."""
-        self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+        with self._all_parts():  # which get a list, for it travels
+            self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
 
     def _choose_load(self, weights: Mapping[str, torch.Tensor]) -> Callable[[Mapping[str, torch.Tensor]], None]:
         """Return what loads weights: a plan, if marked ones give the same with it and with vLLM's own loading."""
@@ -235,6 +237,19 @@ class VLLMEngine:
         self._shut_down()
         self._engine = None
         gc.collect()
+
+    @contextlib.contextmanager
+    def _all_parts(self) -> Iterator[None]:
+        """Say so where one of the processes that a model is split over has ended; vLLM says that it was cancelled."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not getattr(self._live.engine_core.engine_core.model_executor, "is_failed", False):  # type: ignore[union-attr]
+                raise
+            raise RllmGymError(
+                "VLLMEngine: a process that held a part of the model has ended, killed perhaps for memory. Nothing "
+                "more can be sampled; resume the run from its last checkpoint."
+            ) from error
 
     @property
     def _live(self) -> LLMEngine:
@@ -326,8 +341,10 @@ def _completion(output: Any) -> Completion:
     )
 
 
-def _default_options(max_model_len: int) -> dict[str, Any]:
+def _default_options(max_model_len: int, given: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"enable_prefix_caching": True, "disable_log_stats": True, "use_tqdm_on_load": False}
+    if max(given.get("tensor_parallel_size", 1), given.get("pipeline_parallel_size", 1)) > 1:
+        options["distributed_executor_backend"] = "mp"  # else it asks Ray for the GPUs that its EnvRunner has
     if current_platform.is_cpu():
         options |= {
             "enforce_eager": True,
