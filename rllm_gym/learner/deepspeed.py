@@ -75,7 +75,7 @@ class DeepSpeedLearner(WeightSender):
                 f"({self.packing_fault}). Set packing: false, or auto."
             )
         self._gather_weights()
-        keep_freed_memory()
+        keep_freed_memory(sparingly=bool(self.config.gradient_checkpointing))
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:

@@ -67,14 +67,17 @@ by_default = step()
 memory.keep_freed_memory()
 kept = step()
 memory.give_back_freed_memory()
-print(by_default, kept, held_mb())
+given_back = held_mb()
+memory.keep_freed_memory(sparingly=True)
+print(by_default, kept, given_back, step())
 """
 
 
 def test_freed_memory_is_kept_for_the_next_step_until_it_is_given_back():
     run = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
-    by_default_mb, kept_mb, given_back_mb = map(float, run.stdout.split())
+    by_default_mb, kept_mb, given_back_mb, sparingly_mb = map(float, run.stdout.split())
     assert by_default_mb < 30 and 50 < kept_mb < 70 and given_back_mb < 10
+    assert sparingly_mb < 30  # blocks of 10 MiB are not kept
 
 
 @pytest.mark.slow
