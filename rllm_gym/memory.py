@@ -22,8 +22,8 @@ def keep_freed_memory(*, sparingly: bool = False) -> None:
     of a train step's time on a CPU. What fragments is given back at every `GIVE_BACK_EVERY`th train step.
 
     Args:
-        sparingly: keep smaller blocks alone. Between those that a model's layers keep, freed ones lie where the next do
-            not fit: with blocks of 4 to 19 MB a sixth of an update's memory. Its time rises by a twentieth.
+        sparingly: keep only smaller blocks. Between those that a model's layers keep, freed ones lie where the next do
+            not fit: with blocks of 4 to 19 MB a sixth of an update's memory. Its time rises by up to a tenth.
     """
     if hasattr(_libc, "malloc_trim"):
         _libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never

@@ -472,8 +472,8 @@ MUTANTS = [
     Mutant(
         "weights that cannot travel",
         "rllm_gym/rollout/engines/vllm.py",
-        "list(weights.items())",
-        "iter(weights.items())",
+        "list(weights.items()) if is_split else weights.items()",
+        "weights.items()",
         "tests/rollout/test_split_model.py -k every_part",
     ),
     Mutant(

@@ -173,8 +173,10 @@ class VLLMEngine:
 
     def reload(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Let vLLM load weights, as it loads a checkpoint's; `load_weights` copies them where that does the same."""
-        with self._all_parts():  # which get a list, for it travels
-            self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
+        is_split = self._live.vllm_config.parallel_config.world_size > 1
+        items = list(weights.items()) if is_split else weights.items()  # a list can travel
+        with self._all_parts():
+            self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(items)})
 
     def _choose_load(self, weights: Mapping[str, torch.Tensor]) -> Callable[[Mapping[str, torch.Tensor]], None]:
         """Return what loads weights: a plan, if marked ones give the same with it and with vLLM's own loading."""
@@ -246,10 +248,8 @@ class VLLMEngine:
         except RuntimeError as error:
             if not getattr(self._live.engine_core.engine_core.model_executor, "is_failed", False):  # type: ignore[union-attr]
                 raise
-            raise RllmGymError(
-                "VLLMEngine: a process that held a part of the model has ended, killed perhaps for memory. Nothing "
-                "more can be sampled; resume the run from its last checkpoint."
-            ) from error
+            what = "a process that held a part of the model has ended, killed perhaps for memory"
+            raise RllmGymError(f"VLLMEngine: {what}. Resume the run from its last checkpoint.") from error
 
     @property
     def _live(self) -> LLMEngine:
