@@ -472,7 +472,7 @@ MUTANTS = [
     Mutant(
         "weights that cannot travel",
         "rllm_gym/rollout/engines/vllm.py",
-        "list(weights.items()) if is_split else weights.items()",
+        "list(weights.items()) if self._is_split else weights.items()",
         "weights.items()",
         "tests/rollout/test_split_model.py -k every_part",
     ),

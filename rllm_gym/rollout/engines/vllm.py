@@ -25,7 +25,7 @@ import re
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import dispatcher
 
-from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.errors import ConfigError
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
+from rllm_gym.rollout.engines.split_model import all_parts
 from rllm_gym.rollout.engines.token_versions import TokenVersions
 from rllm_gym.rollout.engines.weight_plan import NoPlaceError, WeightPlan
 from rllm_gym.rollout.weights import Tensors
@@ -148,7 +149,7 @@ class VLLMEngine:
         )
 
     def step(self) -> list[Completion]:
-        with self._all_parts(), torch.compiler.set_stance(self._stance):
+        with self._watched(), torch.compiler.set_stance(self._stance):
             finished = [_completion(output) for output in self._live.step() if output.finished]
         return [self._versions.stamp(completion, self.policy_version) for completion in finished]
 
@@ -173,9 +174,8 @@ class VLLMEngine:
 
     def reload(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Let vLLM load weights, as it loads a checkpoint's; `load_weights` copies them where that does the same."""
-        is_split = self._live.vllm_config.parallel_config.world_size > 1
-        items = list(weights.items()) if is_split else weights.items()  # a list can travel
-        with self._all_parts():
+        items = list(weights.items()) if self._is_split else weights.items()  # a list can travel
+        with self._watched():
             self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(items)})
 
     def _choose_load(self, weights: Mapping[str, torch.Tensor]) -> Callable[[Mapping[str, torch.Tensor]], None]:
@@ -196,8 +196,8 @@ class VLLMEngine:
 
     def _plan(self, weights: Mapping[str, torch.Tensor]) -> WeightPlan:
         config = self._live.vllm_config
-        if (size := config.parallel_config.world_size) > 1:
-            raise NoPlaceError(f"the model is split over {size} processes")
+        if self._is_split:
+            raise NoPlaceError(f"the model is split over {config.parallel_config.world_size} processes")
         if (method := config.model_config.quantization) is not None:
             raise NoPlaceError(f"the model is quantized ({method})")
         [model] = self._live.apply_model(lambda model: model)
@@ -240,16 +240,14 @@ class VLLMEngine:
         self._engine = None
         gc.collect()
 
-    @contextlib.contextmanager
-    def _all_parts(self) -> Iterator[None]:
-        """Say so where one of the processes that a model is split over has ended; vLLM says that it was cancelled."""
-        try:
-            yield
-        except RuntimeError as error:
-            if not getattr(self._live.engine_core.engine_core.model_executor, "is_failed", False):  # type: ignore[union-attr]
-                raise
-            what = "a process that held a part of the model has ended, killed perhaps for memory"
-            raise RllmGymError(f"VLLMEngine: {what}. Resume the run from its last checkpoint.") from error
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        if not self._is_split:
+            return contextlib.nullcontext()
+        return all_parts(self._live.engine_core.engine_core.model_executor)  # type: ignore[union-attr]
+
+    @property
+    def _is_split(self) -> bool:
+        return self._live.vllm_config.parallel_config.world_size > 1
 
     @property
     def _live(self) -> LLMEngine:

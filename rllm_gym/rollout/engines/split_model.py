@@ -1,0 +1,40 @@
+"""A model that vLLM has split over several processes (`tensor_parallel_size`), of which any may die."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from multiprocessing.connection import wait
+from typing import Any
+
+from rllm_gym.errors import RllmGymError
+
+NOTICED_WITHIN_S = 2.0  # an error may come from the other parts before the system says that one has ended
+
+
+@contextlib.contextmanager
+def all_parts(executor: Any) -> Iterator[None]:
+    """Say so where an error comes from a part that has died: vLLM says that something was cancelled, or not connected.
+
+    Args:
+        executor: vLLM's, of whatever kind.
+
+    Raises:
+        RllmGymError: a part has died.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _has_lost_a_part(executor):
+            raise
+        raise RllmGymError(
+            "VLLMEngine: a process that held a part of the model has ended, killed perhaps for memory. Resume the run "
+            "from its last checkpoint."
+        ) from error
+
+
+def _has_lost_a_part(executor: Any) -> bool:
+    if getattr(executor, "is_failed", False):
+        return True
+    parts = getattr(executor, "workers", None) or ()
+    return bool(parts) and bool(wait([part.proc.sentinel for part in parts], timeout=NOTICED_WITHIN_S))
