@@ -65,7 +65,9 @@ def test_a_slow_environment_delays_no_other_and_a_stuck_one_is_killed_alone():
             assert time.perf_counter() < deadline_s
             again = Client(served.url)
         assert again.step("hello").json()["observation"] == "did hello"
-        assert sum(is_alive(worker) for worker in workers) == 1
+        while sum(is_alive(worker) for worker in workers) != 1:  # one that is killed ends when the system comes to it
+            assert time.perf_counter() < deadline_s
+            time.sleep(0.05)
 
 
 class SlowStarter:
