@@ -8,12 +8,14 @@ server, the process ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +26,14 @@ MAX_THREADS = 256  # environments that wait at once; threads are started as they
 
 def main(connection: socket.socket) -> None:
     lines = connection.makefile("rb")
-    host = EnvHost(json.loads(lines.readline()))
+    with contextlib.suppress(ConnectionError):  # the server is gone
+        first = lines.readline()
+        if first:
+            serve(connection, lines, EnvHost(json.loads(first)))
+    os.kill(os.getpid(), signal.SIGKILL)  # a thread that hangs in an environment would keep the process
+
+
+def serve(connection: socket.socket, lines: Iterable[bytes], host: EnvHost) -> None:
     connection.sendall(b"[]\n")
     sending = threading.Lock()
 
@@ -34,11 +43,12 @@ def main(connection: socket.socket) -> None:
             connection.sendall(line)
 
     pool = ThreadPoolExecutor(MAX_THREADS)
-    for line in lines:
-        number, *request = json.loads(line)
-        pool.submit(answer, number, request)
-    host.close_all()
-    os.kill(os.getpid(), signal.SIGKILL)  # a thread that hangs in an environment would keep the process
+    try:
+        for line in lines:
+            number, *request = json.loads(line)
+            pool.submit(answer, number, request)
+    finally:
+        host.close_all()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -149,6 +150,18 @@ def test_bad_options_get_one_line(arguments, message):
     assert ended.returncode == 2
     assert message in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("first", [b"", b"{}\n"])
+def test_a_worker_whose_server_is_gone_before_it_has_started_ends_without_a_word(first):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "rllm_gym.server.worker_process", str(theirs.fileno())]
+        with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as worker:
+            ours.sendall(first)
+            theirs.close()
+            ours.close()
+            assert worker.communicate(timeout=60)[1] == b""
 
 
 def test_a_public_address_is_served_with_a_token():
