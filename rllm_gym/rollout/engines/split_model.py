@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
+import torch
+
 from rllm_gym.errors import RllmGymError
 
 NOTICED_WITHIN_S = 2.0  # an error may come from the other parts before the system says that one has ended
+
+
+@contextlib.contextmanager
+def threads_shared(num_parts: int) -> Iterator[None]:
+    """Give each of the processes that start here its part of this process's threads, which all would take whole."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if num_parts > 1:
+        os.environ["OMP_NUM_THREADS"] = str(max(torch.get_num_threads() // num_parts, 1))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ for _name, _value in {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the processes of a split model ask for a NUMA node each
 }.items():
     os.environ.setdefault(_name, _value)
 
@@ -49,7 +50,7 @@ from vllm.triton_utils import dispatcher
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
-from rllm_gym.rollout.engines.split_model import all_parts
+from rllm_gym.rollout.engines.split_model import all_parts, threads_shared
 from rllm_gym.rollout.engines.token_versions import TokenVersions
 from rllm_gym.rollout.engines.weight_plan import NoPlaceError, WeightPlan
 from rllm_gym.rollout.weights import Tensors
@@ -379,7 +380,7 @@ def _build(args: EngineArgs) -> LLMEngine:
     set_num_threads = torch.set_num_threads
     gc.freeze()  # as vLLM itself does at the end, until `_shut_down`: it has garbage collected four times on its way
     try:
-        with uncollected():
+        with uncollected(), threads_shared(args.tensor_parallel_size * args.pipeline_parallel_size):
             engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
         raise ConfigError(f"VLLMEngine: vLLM refuses its options. {' '.join(str(error).split())}") from error
