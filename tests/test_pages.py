@@ -16,6 +16,7 @@ from typing import NamedTuple
 import gymnasium
 import pytest
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from rllm_gym.algorithms.grpo import PRESETS
@@ -187,6 +188,22 @@ def test_a_command_exists_and_takes_these_options(block, folder):
         while arguments and (inner := getattr(command, "commands", {}).get(arguments[0])):
             command, arguments = inner, arguments[1:]
         command.make_context(words[0], arguments)  # click refuses what it does not know
+
+
+def helps(command):
+    """Yield every help text of a command and of those below it."""
+    yield command.help
+    yield from (parameter.help for parameter in command.params)
+    for inner in getattr(command, "commands", {}).values():
+        yield from helps(inner)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_all_of_its_text(name):
+    """Rich takes what stands in brackets for markup, and leaves it out."""
+    texts = [text for text in helps(typer.main.get_command(COMMANDS[name])) if text]
+    assert len(texts) > 20
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
 
 
 @pytest.mark.parametrize("block", of_kind("json"))

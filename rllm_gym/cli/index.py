@@ -25,7 +25,7 @@ def index(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The index folder to write.")],
     kind: Annotated[str, typer.Option(help="bm25; flat or hnsw, which need an encoder.")] = "bm25",
     encoder: Annotated[str | None, typer.Option(help="A Hugging Face encoder, by folder or name.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where passages are encoded. [default: a GPU if any]")] = None,
+    device: Annotated[str | None, typer.Option(help="Where passages are encoded; default: a GPU if any.")] = None,
     preset: Annotated[str | None, typer.Option(help="k1 and b of bm25: bm25s (1.5, 0.75) or pyserini (0.9, 0.4).")] = (
         None
     ),

@@ -79,7 +79,7 @@ def train_options(
     checkpoint_config: Annotated[str | None, typer.Option(help="When to save, as JSON.")] = None,
     num_samples: Annotated[int, typer.Option(help="Trials of every grid point.")] = 1,
     scheduler: Annotated[str | None, typer.Option(help='Of a sweep, as JSON: \'{"type": "asha", ...}\'.')] = None,
-    loggers: Annotated[str | None, typer.Option(help="As JSON: [tensorboard, csv, wandb, mlflow].")] = None,
+    loggers: Annotated[str | None, typer.Option(help="As JSON, of: tensorboard, csv, wandb, mlflow.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default: algorithm and environment.")] = None,
     resume: Resume = False,
     dry_run: DryRun = False,

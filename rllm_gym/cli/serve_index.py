@@ -21,11 +21,11 @@ def serve_index(
     retriever: Annotated[str, typer.Option(help="bm25, dense or faiss.")] = "bm25",
     index: Annotated[
         str | None,
-        typer.Option(help="A folder of `rllm-gym index`, or for faiss its file. [default: the embedded corpus]"),
+        typer.Option(help="A folder of `rllm-gym index`, or for faiss its file; default: the embedded corpus."),
     ] = None,
     corpus: Annotated[str | None, typer.Option(help="For faiss: JSONL whose row i is the index's vector i.")] = None,
     encoder: Annotated[str | None, typer.Option(help="Of the queries: a Hugging Face encoder, folder or name.")] = None,
-    query_prefix: Annotated[str | None, typer.Option(help="Before each query. [default: E5's for E5]")] = None,
+    query_prefix: Annotated[str | None, typer.Option(help="Before each query; default: E5's for E5.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, or cuda: the encoder, and faiss where it can.")] = None,
     search_parameters: Annotated[str | None, typer.Option(help="Of faiss, like nprobe=64 or efSearch=128.")] = None,
     topk: Annotated[int, typer.Option(min=1, max=1000, help="Passages, where a request does not say.")] = 3,
