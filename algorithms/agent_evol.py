@@ -87,7 +87,7 @@ class AgentEvol(OfflineAlgorithm):
         self._earlier_path: str | None = None
         self.kept: SampleFile | None = None  # of all generations so far
         super().setup(config)
-        self._base_weights = self.learner_group.get_weights() if config.restart_from_base else None
+        self._base_weights = self.learner_group.get_weights() if config.restart_from_base and config.trains else None
 
     @override(OfflineAlgorithm)
     def prepare(self) -> None:

@@ -26,7 +26,8 @@ class Opponents(RLlibCallback):
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         for agent_id, opponent in algorithm.config.opponent_specs.items():
             if opponent.kind == "pool":
-                algorithm.opponent_pools[agent_id] = Pool([self._snapshot(algorithm, agent_id)])
+                if algorithm.config.trains:  # else the checkpoint has it
+                    algorithm.opponent_pools[agent_id] = Pool([self._snapshot(algorithm, agent_id)])
             elif opponent.is_model and opponent.hugging_face_model is None:
                 weights = algorithm.frozen_weights(opponent.source, algorithm.config.policy_of(agent_id))
                 algorithm.opponent_pools[agent_id] = Pool([Snapshot(0, 0, weights)])

@@ -91,13 +91,29 @@ def playing_config(policy: Policy, options: Mapping[str, Any] | None = None) -> 
         config.update_from_dict(dict(options or {}))
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"evaluate: config: {' '.join(str(error).split())}") from error
-    config.trains = False
+    _without_learners(config, policy, options or {})
     # Methods that learn from recorded episodes have EnvRunners only where they evaluate.
     config.evaluation_interval, config.num_env_runners = 1, max(1, config.num_env_runners)
     config.save_trajectories = False
     if hasattr(config, "without_data"):
         config.without_data()
     return algorithm, config
+
+
+def _without_learners(config: Any, policy: Policy, options: Mapping[str, Any]) -> None:
+    """Let nothing learn, and ask for nothing that learners would have."""
+    config.dtype = config.weight_dtype  # which hangs on their GPUs
+    config.trains = False
+    for name, value in {"num_learners": 0, "num_gpus_per_learner": 0, "weight_transfer": "object_store"}.items():
+        if options.get(name, value) != value:
+            raise ConfigError(f"evaluate: config: nothing learns here; got {name}: {options[name]!r}. Leave it out.")
+        config.update_from_dict({name: value})
+    pools = [agent_id for agent_id, opponent in config.opponent_specs.items() if opponent.kind == "pool"]
+    if pools and policy.checkpoint is None:
+        raise ConfigError(
+            f"evaluate: config: opponents: a pool is of the earlier selves of a run; got one of {policy.name!r} for "
+            f"{pools[0]}. Name a checkpoint, or another opponent."
+        )
 
 
 def sampled_policy(policy: Policy, config: Any) -> Policy:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
@@ -27,6 +28,7 @@ from rllm_gym.options.every_method import CommonOptions
 from rllm_gym.rollout.engines import ONLY_PLAYS, adapter_options, check_engine
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
+from rllm_gym.training.no_learners import NoLearners
 from rllm_gym.training.strict_config import StrictConfig
 from rllm_gym.types import SamplingParams
 
@@ -71,6 +73,10 @@ class LLMConfig(StrictConfig, CommonOptions):
     @override(AlgorithmConfig)
     def get_default_learner_class(self) -> type[DeepSpeedLearner]:
         return DeepSpeedLearner
+
+    @override(AlgorithmConfig)
+    def build_learner_group(self, **kwargs: Any) -> LearnerGroup:
+        return super().build_learner_group(**kwargs) if self.trains else NoLearners(kwargs["rl_module_spec"])
 
     @property
     @override(AlgorithmConfig)

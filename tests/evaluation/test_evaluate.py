@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 from ray.rllib.algorithms import algorithm as rllib_algorithm
 
@@ -18,12 +19,13 @@ from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation import playing as evaluation
 from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table, report_of
 from rllm_gym.evaluation.panel import make_panel
-from rllm_gym.evaluation.policy import Policy, sampled_policy
+from rllm_gym.evaluation.policy import Policy, playing_config, sampled_policy
+from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.rollout import engine_set
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.types import SamplingParams
-from tests.wiring.harness import Recorder, Runners
+from tests.wiring.harness import Recorder, Runners, run
 
 OPTIONS = {"max_model_len": 160, "max_new_tokens": 24, "num_envs_per_env_runner": 4, "zero_stage": 0}
 SAMPLING = SamplingParams(max_new_tokens=24)
@@ -38,7 +40,7 @@ def panel(num_tasks=6, samples=2, *, env="maze", seed=5, split="eval", **env_con
 def evaluated(ray_cluster, tiny_model, tmp_path):
     """Evaluate the tiny model on panels; `max_requests` interrupts after as many."""
 
-    def evaluate(*panels, folder="out", max_requests=None, **options):
+    def evaluate(*panels, source=tiny_model, folder="out", max_requests=None, **options):
         requests = 0
 
         def interrupt(report):
@@ -54,9 +56,7 @@ def evaluated(ray_cluster, tiny_model, tmp_path):
             mock.patch.object(rllib_algorithm, "EnvRunnerGroup", Runners),
             mock.patch.object(engine_set, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
         ):
-            plan = evaluation.plan_evaluation(
-                tiny_model, panels=panels, out=tmp_path / folder, config=OPTIONS | options
-            )
+            plan = evaluation.plan_evaluation(source, panels=panels, out=tmp_path / folder, config=OPTIONS | options)
             return evaluation.play(plan, resume=resume, on_progress=interrupt), progress
 
     return evaluate
@@ -94,6 +94,45 @@ def test_an_interrupted_evaluation_goes_on_without_playing_again(evaluated, tmp_
     assert (again, progress) == (whole, [])
     with pytest.raises(ConfigError, match="holds the evaluation of another panel"):
         evaluated(panel(seed=6), resume=True)
+
+
+@pytest.mark.parametrize("method", ["GRPO", "PPO"])
+@pytest.mark.parametrize("lora", [None, {"r": 4}])
+def test_a_checkpoint_is_played_with_its_weights_and_needs_no_learner(evaluated, tiny_model, tmp_path, method, lora):
+    with run(tiny_model, method=method, lora=lora, zero_stage=2, steps=2) as trained:
+        path = trained.algo.save_to_path(str(tmp_path / "checkpoint"))
+        expected = {
+            name: np.asarray(value).copy() for name, value in trained.runner.engines["default_policy"].weights.items()
+        }
+    loaded, load_weights = [], Recorder.load_weights
+
+    def load(engine, state, policy_version):
+        load_weights(engine, state, policy_version)
+        loaded.append({name: np.asarray(value).copy() for name, value in engine.weights.items()})
+
+    with mock.patch.object(Recorder, "load_weights", load), mock.patch.object(DeepSpeedLearner, "build") as build:
+        evaluated(panel(2, 1), source=path)
+    assert not build.called
+    [played] = loaded
+    assert played.keys() == expected.keys()
+    assert all(np.array_equal(played[name], expected[name]) for name in expected)
+    assert {t.policy_version for record in read_episodes(tmp_path / "out") for t in record.turns} == {2}
+
+
+def test_a_model_is_played_without_a_learner(evaluated):
+    with mock.patch.object(Recorder, "load_weights") as load, mock.patch.object(DeepSpeedLearner, "build") as build:
+        evaluated(panel(2, 1))
+    assert not build.called and not load.called  # the samplers have read it
+
+
+def test_nobody_asks_for_learners_where_none_are():
+    policy = Policy("tiny", None)
+    _, config = playing_config(policy, {"num_learners": 0, "num_gpus_per_env_runner": 1})
+    assert (config.num_learners, config.num_gpus_per_learner, config.weight_dtype) == (0, 0, "bfloat16")
+    with pytest.raises(ConfigError, match=r"config: nothing learns here; got num_learners: 2\. Leave it out\."):
+        playing_config(policy, {"num_learners": 2})
+    with pytest.raises(ConfigError, match="a pool is of the earlier selves of a run; got one of 'tiny' for player_1"):
+        playing_config(policy, {"opponents": {"player_1": {"pool": {"every": 2}}}})
 
 
 def test_what_an_endpoint_has_counted_is_kept_over_an_interruption(evaluated, tmp_path, monkeypatch):
