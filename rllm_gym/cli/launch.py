@@ -29,12 +29,12 @@ from rllm_gym.cli.storage import is_remote
 from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
 from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.cli.written import flat_keys
-from rllm_gym.errors import ConfigError, LearnerDiedError, StorageError
+from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15
 # Errors whose message says all, without the traceback.
 SAYS_ALL = re.compile(
-    "|".join(re.escape(f"{error.__module__}.{error.__qualname__}: ") for error in (StorageError, LearnerDiedError))
+    r"rllm_gym\.errors\.(ChatTemplate|Config|LearnerDied|NonFinite|Storage|TooManyFailedEpisodes|Trajectory)Error: "
 )
 NO_FOLDER = "Unable to set up cluster storage"  # what Ray says where its mark in the run's folder is missing
 NO_STORAGE = re.compile(r"No space left on device|Disk quota exceeded")

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,15 @@ from rllm_gym.cli.ray_session import check_capacity
 from rllm_gym.cli.result_files import sample_episode
 from rllm_gym.cli.summary import draw_curve, smoothed, write_summary
 from rllm_gym.data import EpisodeRecord, TurnRecord, latest_episode
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import (
+    ChatTemplateError,
+    ConfigError,
+    LearnerDiedError,
+    NonFiniteError,
+    StorageError,
+    TooManyFailedEpisodesError,
+    TrajectoryError,
+)
 
 RESULT: dict[str, Any] = {
     "training_iteration": 12,
@@ -271,7 +280,18 @@ def test_the_death_of_a_trial_s_process_is_one_line(tmp_path: Path) -> None:
     )
     file.write_text(f"{heading}ray::GRPO.train()\nray.exceptions.ActorDiedError: {died}")  # of another process
     assert describe_error(tmp_path).startswith("failed: ray.exceptions.ActorDiedError: The actor died unexpectedly")
-    file.write_text("Traceback (most recent call last):\nrllm_gym.errors.LearnerDiedError: GRPO: a learner died.\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ChatTemplateError, ConfigError, LearnerDiedError, NonFiniteError, StorageError, TooManyFailedEpisodesError,
+     TrajectoryError],
+)  # fmt: skip
+def test_an_error_whose_message_says_all_is_one_line(tmp_path: Path, error: type) -> None:
+    try:
+        raise error("GRPO: a learner died.")
+    except error:
+        (tmp_path / "error.txt").write_text(traceback.format_exc())
     assert describe_error(tmp_path) == "failed: GRPO: a learner died."
 
 
