@@ -21,10 +21,12 @@ class FirstPrompt:
 
     Args:
         num_tokens: of the prompt, the longest one where several agents act; None where it failed.
+        agents: who acts, sooner or later.
         error: why it failed.
     """
 
     num_tokens: int | None = None
+    agents: tuple[str, ...] = ()
     error: str | None = None
 
 
@@ -81,13 +83,13 @@ def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Co
         chat = ChatTokenizer(settings["model"], settings["chat_template"])
         connection.send(FirstPrompt())
         for spec in environments:
-            connection.send(FirstPrompt(num_tokens=_num_tokens(make_token_env(spec, chat), settings)))
+            connection.send(_first_prompt(make_token_env(spec, chat), settings))
     except Exception as error:  # an environment may raise anything
         text = " ".join(str(error).split())
         connection.send(FirstPrompt(error=f"{type(error).__name__}: {text}"))
 
 
-def _num_tokens(env: Any, settings: dict[str, Any]) -> int:
+def _first_prompt(env: Any, settings: dict[str, Any]) -> FirstPrompt:
     from rllm_gym.rollout.env_pool import adapt_env
     from rllm_gym.rollout.loop import seed_of
     from rllm_gym.training.task_sampler import TaskSampler
@@ -96,7 +98,8 @@ def _num_tokens(env: Any, settings: dict[str, Any]) -> int:
         seed = settings["seed"] or 0
         item_ids = getattr(getattr(env, "unwrapped", env), "item_ids", None)
         [group] = TaskSampler([item_ids], [1.0], seed=seed, group_size=settings["group_size"]).groups(0, 1)
-        step = adapt_env(env).reset(seed_of(*group.key), group.item_id)
-        return max(len(step.observations[agent_id]) for agent_id in step.to_act)
+        adapted = adapt_env(env)
+        step = adapted.reset(seed_of(*group.key), group.item_id)
+        return FirstPrompt(max(len(step.observations[agent_id]) for agent_id in step.to_act), adapted.agents)
     finally:
         env.close()

@@ -34,7 +34,8 @@ from rllm_gym.errors import ConfigError, StorageError
 ERROR_LINES = 15
 # Errors whose message says all, without the traceback.
 SAYS_ALL = re.compile(
-    r"rllm_gym\.errors\.(ChatTemplate|Config|LearnerDied|NonFinite|Storage|TooManyFailedEpisodes|Trajectory)Error: "
+    r"rllm_gym\.errors\."
+    r"(ChatTemplate|Config|LearnerDied|NonFinite|RllmGym|Storage|TooManyFailedEpisodes|Trajectory)Error: "
 )
 NO_FOLDER = "Unable to set up cluster storage"  # what Ray says where its mark in the run's folder is missing
 NO_STORAGE = re.compile(r"No space left on device|Disk quota exceeded")

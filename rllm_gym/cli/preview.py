@@ -95,6 +95,12 @@ def _prompts(checked: Checked, config: Any) -> Iterator[str]:
         if found.error is not None:
             raise RllmGymError(source.fault(("env",), f"{spec.name}: {found.error}"))
         assert found.num_tokens is not None
+        strangers = {agent_id for agent_id, of in config.opponent_specs.items() if of.kind != "self"}
+        try:
+            for agent_id in (agent_id for agent_id in found.agents if agent_id not in strangers):
+                config.policy_of(agent_id)
+        except ConfigError as error:
+            raise RllmGymError(source.fault(("config", "policies"), error)) from error
         if found.num_tokens + config.max_new_tokens > config.max_model_len:
             raise RllmGymError(
                 source.fault(

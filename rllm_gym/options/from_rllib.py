@@ -74,7 +74,10 @@ class RLlibOptions:
     num_epochs: Annotated[Count, Doc("passes over a train step's samples.")] = 1
 
     policies: Annotated[Any, Doc("ids of the policies, in environments of several agents.")]
-    policy_mapping_fn: Annotated[Callable | None, Doc("the policy of an agent in an episode.")]
+    policy_mapping_fn: Annotated[
+        Callable | None,
+        Doc("the policy of an agent in an episode; by default the one policy, or of several the one of its name."),
+    ]
     policies_to_train: Annotated[Any, Doc("ids of the policies that learn; null is all.")]
     algorithm_config_overrides_per_module: Annotated[
         dict[str, PolicyOptions],

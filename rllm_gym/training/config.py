@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -105,9 +105,28 @@ class LLMConfig(StrictConfig, CommonOptions):
         """Who plays each agent that is not the learner's."""
         return opponents_of(getattr(self, "opponents", None))
 
-    def policy_of(self, agent_id: str) -> str:
-        """Return the policy of the run that plays an agent, or whose earlier selves do."""
-        return str(cast(Any, self.policy_mapping_fn)(agent_id, None)) if self.is_multi_agent else DEFAULT_MODULE_ID
+    def policy_of(self, agent_id: str, episode: Any = None) -> str:
+        """Return the policy of the run that plays an agent, or whose earlier selves do.
+
+        Differs: without `policy_mapping_fn` it is the one policy, or of several the one with the agent's name; RLlib
+        takes "default_policy", though there may be none.
+
+        Raises:
+            ConfigError: there is no such policy.
+        """
+        if not self.is_multi_agent:
+            return DEFAULT_MODULE_ID
+        mapping: Any = self.policy_mapping_fn
+        if mapping is AlgorithmConfig.DEFAULT_POLICY_MAPPING_FN:
+            policy_id = next(iter(self.policies)) if len(self.policies) == 1 else agent_id
+        else:
+            policy_id = mapping(agent_id, episode)
+        if policy_id not in self.policies:
+            raise ConfigError(
+                f"{type(self).__name__}: policies: must have one for each agent; got {', '.join(sorted(self.policies))}"
+                f", and {policy_id!r} is to play {agent_id}. Name them after the agents, or set policy_mapping_fn."
+            )
+        return policy_id
 
     @property
     def adapter_hosts(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from ray.tune.registry import register_env
 from rllm_gym.cli import first_prompt
 from rllm_gym.rollout.environments import make_token_env
 from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.types import AGENT
 from tests.wiring import harness
 
 
@@ -33,5 +34,6 @@ def test_it_is_the_prompt_of_a_group_that_training_plays(ray_cluster: Any, tiny_
         settings = {"seed": 3, "group_size": run.algo.config.group_size}
     Seeds.resets.clear()
     env = make_token_env(spec, ChatTokenizer(str(tiny_model)))
-    assert first_prompt._num_tokens(env, settings) > 0
+    found = first_prompt._first_prompt(env, settings)
+    assert found.num_tokens > 0 and found.agents == (AGENT,)
     assert repr(Seeds.resets[-1]) in trained

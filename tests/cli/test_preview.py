@@ -163,6 +163,16 @@ def test_a_prompt_without_room_is_said_with_its_tokens(tmp_path: Path, prompts: 
     assert dry_run(tmp_path, EXPERIMENT).exit_code == 0
 
 
+def test_agents_without_a_policy_are_said(tmp_path: Path, prompts: list[first_prompt.FirstPrompt]) -> None:
+    prompts[0] = first_prompt.FirstPrompt(num_tokens=9, agents=("planner", "actor"))
+    two = EXPERIMENT + "    policies: [planner, acter]\n"
+    assert fault(dry_run(tmp_path, two), tmp_path).endswith(
+        "policies: must have one for each agent; got acter, planner, and 'actor' is to play actor. "
+        "Name them after the agents, or set policy_mapping_fn."
+    )
+    assert dry_run(tmp_path, two.replace("acter", "actor")).exit_code == 0
+
+
 def test_a_length_beyond_the_models_own_is_what_vllm_says(tmp_path: Path, prompts: object) -> None:
     line = fault(dry_run(tmp_path, EXPERIMENT.replace("1024", "100000")), tmp_path)
     assert line.startswith(

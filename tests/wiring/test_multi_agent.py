@@ -10,7 +10,7 @@ import pytest
 import torch
 from ray.tune.registry import register_env
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, RllmGymError
 from tests.envs.toy_multi_agent import TakeAway
 from tests.wiring import harness
 from tests.wiring.harness import run
@@ -134,6 +134,32 @@ def test_policies_have_models_adapters_learning_rates_and_horizons_of_their_own(
         ended = {e.end_reason for e in found.algo.sampled.played}
         assert ended == {"horizon", "terminated"}
         assert found.results[-1]["learners"]["right"]["ref_kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [(["player_1", "player_0"], {"player_0": "player_0", "player_1": "player_1"}),
+     (["all"], {"player_0": "all", "player_1": "all"})],
+)  # fmt: skip
+def test_without_a_mapping_policies_play_the_agents_of_their_names_or_one_plays_all(tiny_model, policies, expected):
+    with run(tiny_model, **GAME, policies=policies) as found:
+        streams = [s for e in found.algo.sampled.played for s in e.streams.values()]
+        assert {s.agent_id: s.module_id for s in streams} == expected
+        assert {sample.module for sample in found.trained} == set(policies)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"policies": ["planner", "actor"]}, {**POLICIES, "policies": ["left", "rigth"]}],
+)
+def test_an_agent_without_a_policy_ends_the_run_with_a_line_on_both(tiny_model, options):
+    with (
+        pytest.raises(
+            RllmGymError, match=r"policies: must have one for each agent; got .*, and '\w+' is to play player_"
+        ),
+        run(tiny_model, **GAME, **options),
+    ):
+        pass
 
 
 def test_an_option_of_an_unknown_policy_and_an_unknown_option_of_a_policy_are_refused(tiny_model):
