@@ -140,7 +140,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def _module_of(self, agent_id: str, episode: Episode) -> str:
         if (opponent := self._opponent_specs.get(agent_id)) and opponent.kind != "self":
             return opponent.module_of(agent_id)
-        return self.config.policy_of(agent_id, episode)
+        return self.config.policy_of(agent_id, episode) if self.config.is_multi_agent else DEFAULT_MODULE_ID
 
     def _params_of(self, params: SamplingParams) -> dict[str, SamplingParams]:
         """Return how each module samples: some may write longer turns than others."""

@@ -26,7 +26,6 @@ class NoLearners(LearnerGroup):
     def __init__(self, spec: MultiRLModuleSpec) -> None:  # RLlib's builds the learners
         self._policies = {id_: of for id_, of in spec.rl_module_specs.items() if not of.learner_only}
         self._state: dict[str, Any] = {}
-        self._is_shut_down = True
 
     @override(Checkpointable)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
@@ -50,3 +49,6 @@ class NoLearners(LearnerGroup):
     @override(LearnerGroup)
     def shutdown(self) -> None:
         self._state = {}
+
+    def __del__(self) -> None:
+        pass  # RLlib's shuts down what was never built
