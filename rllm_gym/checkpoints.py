@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULTS = "result.json"
+MODULES = Path("learner_group") / "learner" / "rl_module"  # a folder of each policy's, and of what only learners use
 RLLIB_FILE = "rllib_checkpoint.json"  # in every checkpoint that RLlib writes
 
 

@@ -91,13 +91,13 @@ def _check_vllm(config: Any, model: str) -> None:
 
 def _prompts(checked: Checked, config: Any) -> Iterator[str]:
     source = checked.experiment.source
+    strangers = {agent_id for agent_id, opponent in config.opponent_specs.items() if opponent.kind != "self"}
     for spec, found in zip(config.environments, first_prompts(config), strict=False):
         if found.error is not None:
             raise RllmGymError(source.fault(("env",), f"{spec.name}: {found.error}"))
         assert found.num_tokens is not None
-        strangers = {agent_id for agent_id, of in config.opponent_specs.items() if of.kind != "self"}
         try:
-            for agent_id in (agent_id for agent_id in found.agents if agent_id not in strangers):
+            for agent_id in sorted(set(found.agents) - strangers):
                 config.policy_of(agent_id)
         except ConfigError as error:
             raise RllmGymError(source.fault(("config", "policies"), error)) from error

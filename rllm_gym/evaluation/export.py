@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.checkpoints import MODULES
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.evaluation.policy import read_config
-
-MODULES = Path("learner_group") / "learner" / "rl_module"
 
 
 def policy_ids(checkpoint: Path, config: Any) -> list[str]:

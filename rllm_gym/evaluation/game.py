@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.checkpoints import MODULES
 from rllm_gym.errors import ConfigError
-from rllm_gym.evaluation.export import MODULES, choose_policy, load_policy, policy_ids
+from rllm_gym.evaluation.export import choose_policy, load_policy, policy_ids
 from rllm_gym.evaluation.panel import Panel
 from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, read_config
 from rllm_gym.games.measure import ENVIRONMENTS, completed_by, game_of, measure

@@ -76,14 +76,15 @@ class LLMAlgorithm(Checkpointed):
         if self.env_runner_group is None:
             self.env_runner_group = NoEnvRunners()
         self._check_env_runners("could not be built")
-        faults = self.on_all_learners(lambda one: (one.packing_fault, one.sharing_fault))
-        for fault, sharing_fault in faults[:1]:
-            if fault and config.packing == "auto":
-                logger.warning(
-                    "packing: auto: rows hold one sequence each, for base_model cannot tell more apart: %s", fault
-                )
-            if sharing_fault and config.share_prefixes is True:
-                logger.warning("share_prefixes: nothing is shared, for base_model cannot: %s", sharing_fault)
+        if not config.trains:
+            return
+        (fault, sharing_fault), *_ = self.on_all_learners(lambda one: (one.packing_fault, one.sharing_fault))
+        if fault and config.packing == "auto":
+            logger.warning(
+                "packing: auto: rows hold one sequence each, for base_model cannot tell more apart: %s", fault
+            )
+        if sharing_fault and config.share_prefixes is True:
+            logger.warning("share_prefixes: nothing is shared, for base_model cannot: %s", sharing_fault)
 
     @override(Algorithm)
     @staticmethod

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.checkpoints import resolve_checkpoint
+from rllm_gym.checkpoints import MODULES, resolve_checkpoint
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.rl_module import LLMModule
-
-MODULES = Path("learner_group") / "learner" / "rl_module"
 
 
 def frozen_weights(source: str | Path, policy_id: str) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from rllm_gym.errors import (
     ConfigError,
     LearnerDiedError,
     NonFiniteError,
+    RllmGymError,
     StorageError,
     TooManyFailedEpisodesError,
     TrajectoryError,
@@ -285,7 +286,7 @@ def test_the_death_of_a_trial_s_process_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error",
     [ChatTemplateError, ConfigError, LearnerDiedError, NonFiniteError, StorageError, TooManyFailedEpisodesError,
-     TrajectoryError],
+     TrajectoryError, RllmGymError],
 )  # fmt: skip
 def test_an_error_whose_message_says_all_is_one_line(tmp_path: Path, error: type) -> None:
     try:

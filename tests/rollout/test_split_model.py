@@ -31,13 +31,14 @@ def parts_below(pid):
 def test_new_weights_reach_every_part_and_no_process_is_left(tiny_model, other_model):
     others = VLLMEngine(str(tiny_model), max_model_len=256, options={"kv_cache_memory_bytes": 2**26})
     others.close()  # from the first engine on, vLLM reads its environment variables no more
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     engine = VLLMEngine(str(tiny_model), max_model_len=256, max_num_seqs=4, options=SPLIT)
     parts = parts_below(os.getpid())
-    executor = engine._engine.engine_core.engine_core.model_executor
-    assert executor.collective_rpc(lambda worker: torch.get_num_threads()) == [1, 1]
     prompt = list(range(20, 90))
     try:
+        executor = engine._engine.engine_core.engine_core.model_executor
+        assert executor.collective_rpc(lambda worker: torch.get_num_threads()) == [1, 1]
         for version, folder in enumerate((other_model, tiny_model)):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
             engine.load_weights(dict(model.state_dict()), policy_version=version)
@@ -49,6 +50,7 @@ def test_new_weights_reach_every_part_and_no_process_is_left(tiny_model, other_m
             run(engine, make_request("orphan", prompt=prompt))
     finally:
         engine.close()
+        torch.set_num_threads(num_threads)
     assert len(parts) == 2
     assert not psutil.wait_procs(parts, timeout=30)[1]
 
