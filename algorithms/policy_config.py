@@ -72,6 +72,17 @@ class PolicyGradientConfig(LLMConfig, PolicyGradientOptions):
                 f"{who}: task_sampling: difficulty compares the episodes of a task, so that group_size must be at "
                 f"least 2; got {self.group_size}. Raise it, or set task_sampling: uniform."
             )
+        if self.screening_size is not None:
+            if not self._needs_group:
+                raise ConfigError(
+                    f"{who}: screening_size stops groups from which a comparison within them would learn nothing, and "
+                    f"nothing is compared within a group here; got {self.screening_size}. Leave it out."
+                )
+            if self.screening_size >= self.group_size:
+                raise ConfigError(
+                    f"{who}: screening_size must be below group_size, or no episode is left to play after; got "
+                    f"{self.screening_size} of {self.group_size}. Lower it, or leave it out."
+                )
         if self.kl_target is not None and 0 in (self.kl_target, self.kl_coeff):
             raise ConfigError(
                 f"{who}: kl_target and the kl_coeff to begin with must be above 0; got {self.kl_target} and "

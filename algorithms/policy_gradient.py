@@ -58,7 +58,7 @@ class PolicyGradient(LLMAlgorithm):
         self.num_empty_steps = 0
         self.kl_coeff: dict[str, float] = {}  # by module, once it has followed its target
         self._scores_for_advantage, self._scores_for_loss = config.scores_for_advantage, config.scores_for_loss
-        self._max_tokens_to_bootstrap = config.max_tokens_to_bootstrap
+        self._max_tokens_to_bootstrap, self.screening_size = config.max_tokens_to_bootstrap, config.screening_size
         self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
         self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
         self.ahead = SamplesAhead(self, config.staleness) if config.staleness else None

@@ -17,6 +17,7 @@ Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content":
 
 AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
+RETURN_DECIMALS = 6  # for comparisons: the same return, summed up in other turns, differs in its last bits
 # Keys of an environment's info that an episode keeps elsewhere: copies of the whole conversation in every record would
 # grow quadratically.
 NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens", "moves")
@@ -34,6 +35,7 @@ class TaskGroup:
         env_index: which of the run's environments plays it.
         seed: of the environment's reset; None derives it from the key.
         members: the numbers of the episodes, `size` of them; None counts from 0. They decide what is sampled.
+        screening_size: how many of them play first; where these end alike, the others are not played. None plays all.
     """
 
     key: tuple[int, ...]
@@ -42,6 +44,7 @@ class TaskGroup:
     env_index: int = 0
     seed: int | None = None
     members: tuple[int, ...] | None = None
+    screening_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,9 @@ class Episode:
     is trained). `info` is the last step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info}
     of several. `timings` are seconds: `env_s`, `engine_s`, `total_s`. `num_env_timeouts` counts the attempts in which
     the environment did not answer in time, `num_role_markers` what it said that looks like the beginning of a turn.
-    `horizon` is the number of environment steps that it might take; None is no limit.
+    `horizon` is the number of environment steps that it might take; None is no limit. `is_conditional` says that it was
+    played only since others of its group had ended differently (`screening_size`), so that it does not say how the task
+    goes.
     """
 
     episode_id: str
@@ -214,6 +219,7 @@ class Episode:
     num_env_timeouts: int = 0
     num_role_markers: int = 0
     horizon: int | None = None
+    is_conditional: bool = False
 
     def take_info(self, agent_id: str, info: Mapping[str, Any], *, is_only_agent: bool) -> None:
         """Take over what the environment's info says after a reset or a step."""
@@ -232,6 +238,12 @@ class Episode:
     @property
     def is_truncated(self) -> bool:
         return self.end_reason in ("horizon", "context_limit", "truncated")
+
+    @property
+    def returns(self) -> tuple[float, ...]:
+        """What each agent has earned, in the order of their names, as returns are compared."""
+        totals = (stream.total_reward for _, stream in sorted(self.streams.items()))
+        return tuple(round(float(total), RETURN_DECIMALS) for total in totals)
 
 
 @dataclass

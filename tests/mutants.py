@@ -223,6 +223,26 @@ MUTANTS = [
         "tests/rollout/test_loop.py -k version",
     ),
     option("task_sampling", POLICY, 'config.task_sampling == "difficulty"', "False"),
+    option(
+        "screening_size",
+        POLICY,
+        "self.screening_size = config.max_tokens_to_bootstrap, config.screening_size",
+        "self.screening_size = config.max_tokens_to_bootstrap, None",
+    ),
+    Mutant(
+        "groups that end alike are played on",
+        "rllm_gym/rollout/play.py",
+        "return [] if is_alike else others",
+        "return others",
+        "tests/rollout/test_loop.py -k rest_of_a_group",
+    ),
+    Mutant(
+        "success is also that of episodes which only some tasks play",
+        "rllm_gym/training/metrics.py",
+        "for episode in episodes if not episode.is_conditional]",
+        "for episode in episodes]",
+        "tests/training/test_metrics.py",
+    ),
     option("min_probability", POLICY, "min_probability=config.min_probability", "min_probability=0.1"),
     Mutant(
         "the tasks' difficulty is forgotten by checkpoints",

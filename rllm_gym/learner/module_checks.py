@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,29 @@ def row_faults(engines: Sequence[Any], config: Any, device: Any = None) -> tuple
     if config.share_prefixes == "auto" and not all(reads_blocks(engine.module.bare_lm, device) for engine in engines):
         return packing, "share_prefixes: auto shares where attention goes by blocks"
     return packing, next(filter(None, (sharing_fault(engine, *arguments) for engine in engines)), None)
+
+
+def notices_of(learner: Any) -> list[str]:
+    """Return what a learner cannot do as its options say, or only slowly, a line each."""
+    config, device = learner.config, learner._device
+    notices = []
+    if learner.packing_fault and config.packing == "auto":
+        fault = learner.packing_fault
+        notices.append(f"packing: auto: rows hold one sequence each, for base_model cannot tell more apart: {fault}")
+    if learner.sharing_fault and config.share_prefixes is True:
+        notices.append(f"share_prefixes: nothing is shared, for base_model cannot: {learner.sharing_fault}")
+    has_16_bits = config.weight_dtype != "float32" or any(e.torch_autocast_enabled() for e in learner.engines.values())
+    if has_16_bits and device.type == "cpu" and not multiplies_in_16_bits(torch.cpu.get_capabilities()):
+        notices.append(
+            "dtype, deepspeed.torch_autocast: products in 16 bits take many times as long as in float32 on a learner's "
+            "processor, which has no AVX-512. Leave both out, or set float32."
+        )
+    return notices
+
+
+def multiplies_in_16_bits(capabilities: Mapping[str, Any]) -> bool:
+    """Return whether a processor does so faster than one number at a time; see `torch.cpu.get_capabilities`."""
+    return capabilities.get("architecture") != "x86_64" or bool(capabilities.get("avx512_f"))
 
 
 @torch.no_grad()

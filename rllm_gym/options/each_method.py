@@ -127,6 +127,13 @@ class PolicyGradientOptions(CommonOptions):
         Annotated[float, Field(gt=0, le=1)],
         Doc("with `task_sampling: difficulty`: a task's least probability, as a share of that of `uniform`."),
     ] = 0.1
+    screening_size: Annotated[
+        Annotated[int, Field(ge=2)] | None,
+        Doc(
+            "how many of a group's episodes are played first; where these end with the same return, the others are not "
+            "played (Zhang et al. 2025 (SPEED), arXiv:2506.09016). null plays all."
+        ),
+    ] = None
     staleness: Annotated[
         CountOrZero,
         Doc(

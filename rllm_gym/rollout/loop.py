@@ -151,12 +151,9 @@ class RolloutLoop:
                 raise ConfigError(
                     f"RolloutLoop: a group needs at least 1 episode; got size {group.size} for {group.key}."
                 )
-            progress = Progress(group)
             seed = seed_of(*group.key) if group.seed is None else group.seed
-            for member in group.members or range(group.size):
-                episode_id = "-".join(map(str, (*group.key, member)))
-                episode = Episode(episode_id, group, member, seed, item_id=group.item_id)
-                self._pending.append((progress, episode))
+            progress = Progress(group)
+            self._pending += [(progress, episode) for episode in progress.begin(seed)]
 
     def finished_groups(self, *, between_steps: Callable[[], None] | None = None) -> Iterator[EpisodeGroup]:
         """Play until nothing is in flight, yielding each group as its last episode ends, episodes in member order.
@@ -358,6 +355,7 @@ class RolloutLoop:
             again = Episode(
                 episode.episode_id, episode.group, episode.member, episode.seed, item_id=episode.group.item_id,
                 timings=episode.timings, num_retries=episode.num_retries + 1, num_env_timeouts=episode.num_env_timeouts,
+                is_conditional=episode.is_conditional,
             )  # fmt: skip
             self._pending.appendleft((play.progress, again))
         else:
@@ -372,7 +370,11 @@ class RolloutLoop:
         play.episode.timings["total_s"] += self._last_end_s - play.begun_s
 
     def _hand_over(self, progress: Progress) -> None:
-        if len(progress.episodes) + len(progress.failed) == progress.group.size:
+        if len(progress.episodes) + len(progress.failed) + len(progress.waiting) < progress.group.size:
+            return
+        if progress.waiting and (others := progress.go_on()):
+            self._pending.extendleft((progress, episode) for episode in reversed(others))
+        else:
             episodes, failed = (
                 sorted(part, key=lambda episode: episode.member) for part in (progress.episodes, progress.failed)
             )

@@ -14,12 +14,36 @@ ParamsByModule = SamplingParams | Mapping[str, SamplingParams]  # for all module
 
 @dataclass
 class Progress:
-    """The episodes of one group that have ended. All have the horizon and the sampling of the first that was begun."""
+    """The episodes of one group that have ended. All have the horizon and the sampling of the first that was begun.
+
+    `waiting` are those that are played only if the others end differently.
+    """
 
     group: TaskGroup
+    waiting: list[Episode] = field(default_factory=list)
     begun_with: tuple[int | None, dict[str, SamplingParams]] | None = None
     episodes: list[Episode] = field(default_factory=list)
     failed: list[Episode] = field(default_factory=list)
+
+    def begin(self, seed: int) -> list[Episode]:
+        """Return the episodes to play first."""
+        group, members = self.group, self.group.members or range(self.group.size)
+        episode_ids = ["-".join(map(str, (*group.key, member))) for member in members]
+        episodes = [
+            Episode(id_, group, member, seed, item_id=group.item_id)
+            for id_, member in zip(episode_ids, members, strict=True)
+        ]
+        num_first = group.screening_size or group.size
+        self.waiting = episodes[num_first:]
+        return episodes[:num_first]
+
+    def go_on(self) -> list[Episode]:
+        """Return the episodes to play when the first ones have ended: none where these ended alike."""
+        is_alike = len(self.episodes) > 1 and len({episode.returns for episode in self.episodes}) == 1
+        others, self.waiting = self.waiting, []
+        for episode in others:
+            episode.is_conditional = True
+        return [] if is_alike else others
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from rllm_gym.callbacks.opponent_pool import Pool
 from rllm_gym.data import Recorder
 from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import SampleData, deal
+from rllm_gym.learner.module_checks import notices_of
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
 from rllm_gym.rollout.sample_result import SampleResult
@@ -48,6 +49,7 @@ class LLMAlgorithm(Checkpointed):
     config: LLMConfig
     env_runner_group: Any
     frozen_weights = staticmethod(frozen_weights)
+    screening_size: int | None = None  # of the groups to play
     _samplers_sleep = False  # while the learners work
 
     @override(Algorithm)
@@ -78,13 +80,9 @@ class LLMAlgorithm(Checkpointed):
         self._check_env_runners("could not be built")
         if not config.trains:
             return
-        (fault, sharing_fault), *_ = self.on_all_learners(lambda one: (one.packing_fault, one.sharing_fault))
-        if fault and config.packing == "auto":
-            logger.warning(
-                "packing: auto: rows hold one sequence each, for base_model cannot tell more apart: %s", fault
-            )
-        if sharing_fault and config.share_prefixes is True:
-            logger.warning("share_prefixes: nothing is shared, for base_model cannot: %s", sharing_fault)
+        notices, *_ = self.on_all_learners(notices_of)
+        for notice in notices:
+            logger.warning(notice)
 
     @override(Algorithm)
     @staticmethod
@@ -125,8 +123,10 @@ class LLMAlgorithm(Checkpointed):
     @functools.cached_property
     def task_sampler(self) -> TaskSampler | DifficultySampler:
         item_ids = [self.item_ids(env_index) for env_index in range(len(self.environments))]
-        weights = [spec.weight for spec in self.environments]
-        return TaskSampler(item_ids, weights, seed=self.config.seed or 0, group_size=self.config.group_size)
+        config, weights = self.config, [spec.weight for spec in self.environments]
+        return TaskSampler(
+            item_ids, weights, seed=config.seed or 0, group_size=config.group_size, screening_size=self.screening_size
+        )
 
     def runner_ids(self) -> list[int]:
         """Return the EnvRunners that are not known to be dead."""

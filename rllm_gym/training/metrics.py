@@ -15,10 +15,13 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
     """Return the numbers under `env_runners/`; every one is finite, also without episodes.
 
     Returns of several agents are summed within an episode, as RLlib does. The table of names is in `docs/metrics.md`.
+    Success and returns are of the episodes that every task plays, see `Episode.is_conditional`.
     """
     streams: list[Stream] = [stream for episode in episodes for stream in episode.streams.values()]
     turns = [turn for stream in streams for turn in stream.turns]
-    returns = [float(sum(t.reward for s in episode.streams.values() for t in s.turns)) for episode in episodes]
+    of_all_tasks = [episode for episode in episodes if not episode.is_conditional]
+    streams_of_all_tasks = [stream for episode in of_all_tasks for stream in episode.streams.values()]
+    returns = [float(sum(t.reward for s in episode.streams.values() for t in s.turns)) for episode in of_all_tasks]
     num_prompt_tokens = sum(_prompt_tokens(stream) for stream in streams)
     num_tokens = [sum(len(t.observation_ids) + len(t.action_ids) for t in stream.turns) for stream in streams]
     num_episodes = len(episodes)
@@ -32,7 +35,7 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "episode_return_min": float(min(returns, default=0.0)),
         "episode_return_max": float(max(returns, default=0.0)),
         "episode_len_mean": _mean(episode.num_env_steps for episode in episodes),
-        "success_rate": _mean(is_success(episode) for episode in episodes),
+        "success_rate": _mean(is_success(episode) for episode in of_all_tasks),
         "num_turns_mean": _mean(len(stream.turns) for stream in streams),
         "num_tokens_mean": _mean(num_tokens),
         "num_samples_mean": _mean(stream.turns[-1].sample + 1 for stream in streams if stream.turns),
@@ -55,8 +58,12 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "prefix_cache_hit_fraction": sum(turn.num_cached_tokens for turn in turns) / max(1, num_prompt_tokens),
         "env_s_mean": _mean(episode.timings.get("env_s", 0.0) for episode in episodes),
         "engine_s_mean": _mean(episode.timings.get("engine_s", 0.0) for episode in episodes),
-        **_returns_by("agent", [stream.agent_id for stream in streams], streams, num_episodes),
-        **_returns_by("module", [stream.module_id for stream in streams], streams, num_episodes),
+        **_returns_by(
+            "agent", [stream.agent_id for stream in streams_of_all_tasks], streams_of_all_tasks, len(returns)
+        ),
+        **_returns_by(
+            "module", [stream.module_id for stream in streams_of_all_tasks], streams_of_all_tasks, len(returns)
+        ),
         **{f"reward_{name}_mean": sum(t.rewards.get(name, 0.0) for t in turns) / num_episodes for name in names},
     }
 
@@ -95,10 +102,13 @@ def metrics_by_env(episodes: list[Episode], failed: list[Episode], names: Sequen
 
 
 def metrics_by_role(episodes: list[Episode]) -> dict[str, dict[str, float]]:
-    """Return {role: the numbers of those who played it}, where environments say roles (`info["role"]`)."""
+    """Return {role: the numbers of those who played it}, where environments say roles (`info["role"]`).
+
+    They are of the episodes that every task plays, see `Episode.is_conditional`.
+    """
     of_role: dict[str, list[tuple[Stream, Episode, bool]]] = defaultdict(list)
     for episode in episodes:
-        for stream in episode.streams.values():
+        for stream in () if episode.is_conditional else episode.streams.values():
             info = episode.info.get(stream.agent_id)
             if stream.turns and isinstance(info, dict) and "role" in info:
                 of_role[info["role"]].append((stream, episode, bool(info.get("is_success"))))

@@ -11,10 +11,7 @@ import numpy as np
 import torch
 
 from rllm_gym.training.metrics import is_success
-from rllm_gym.types import Episode, Sample, TaskGroup
-
-# Returns are compared to so many decimals: the same return, summed up in other turns, differs in its last bits.
-RETURN_DECIMALS = 6
+from rllm_gym.types import RETURN_DECIMALS, Episode, Sample, TaskGroup
 
 
 def samples_of(

@@ -13,7 +13,6 @@ from rllm_gym.types import Episode, TaskGroup
 
 HALF_LIFE = 20.0  # train steps after which what was seen counts half: the policy is another one by then
 PRIOR_PAIRS = 4.0  # what is expected of a task counts like so many pairs of its episodes
-RETURN_DECIMALS = 6
 
 
 class TaskDifficulty:
@@ -37,13 +36,14 @@ class TaskDifficulty:
 
     def record(self, train_step: int, episodes: Sequence[Episode]) -> None:
         """Take in how a train step's episodes have ended."""
-        by_group = sorted(episodes, key=lambda episode: episode.group.key)
+        of_all_tasks = [episode for episode in episodes if not episode.is_conditional]
+        by_group = sorted(of_all_tasks, key=lambda episode: episode.group.key)
         for _, of_group in groupby(by_group, key=lambda episode: episode.group.key):
             group = list(of_group)
             task: TaskGroup = group[0].group
             if task.item_id is None or len(group) < 2:
                 continue
-            _, counts = np.unique([_returns(episode) for episode in group], axis=0, return_counts=True)
+            _, counts = np.unique([episode.returns for episode in group], axis=0, return_counts=True)
             num_pairs = len(group) * (len(group) - 1) / 2
             num_alike = float((counts * (counts - 1) / 2).sum())
             name = self._names[task.env_index]
@@ -85,9 +85,3 @@ class TaskDifficulty:
         differed, pairs, at = entry
         left = 0.5 ** ((train_step - at) / HALF_LIFE)
         return differed * left, pairs * left
-
-
-def _returns(episode: Episode) -> list[float]:
-    """Return what each agent has earned."""
-    streams = sorted(episode.streams.items())
-    return [round(float(sum(turn.reward for turn in stream.turns)), RETURN_DECIMALS) for _, stream in streams]

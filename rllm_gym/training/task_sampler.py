@@ -29,12 +29,20 @@ class TaskSampler:
         weights: each environment's share, relative to the others'.
         seed: of the order and of the episodes.
         group_size: episodes per task.
+        screening_size: how many of them play first, see `rllm_gym.types.TaskGroup`.
     """
 
     def __init__(
-        self, item_ids: Sequence[Sequence[str] | None], weights: Sequence[float], *, seed: int, group_size: int
+        self,
+        item_ids: Sequence[Sequence[str] | None],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        group_size: int,
+        screening_size: int | None = None,
     ) -> None:
-        self.item_ids, self.seed, self._group_size = item_ids, seed, group_size
+        self.item_ids, self.seed = item_ids, seed
+        self._group_size, self._screening_size = group_size, screening_size
         self._shares = np.asarray(weights) / np.sum(weights)
         self._env_order: list[int] = []
 
@@ -48,7 +56,7 @@ class TaskSampler:
             env_index = self._env_order[first + k]
             item = self._item(env_index, int(num_dealt[env_index]))
             num_dealt[env_index] += 1
-            groups.append(TaskGroup((self.seed, train_step, k), item, self._group_size, env_index))
+            groups.append(self._group((self.seed, train_step, k), item, env_index))
         return groups
 
     def refill(self, train_step: int, round: int, num_groups: int) -> list[TaskGroup]:
@@ -60,8 +68,11 @@ class TaskSampler:
             env_index = int(rng.choice(len(self._shares), p=self._shares))
             items = self.item_ids[env_index]
             item = None if items is None else items[int(rng.integers(len(items)))]
-            groups.append(TaskGroup((self.seed, train_step, first + k), item, self._group_size, env_index))
+            groups.append(self._group((self.seed, train_step, first + k), item, env_index))
         return groups
+
+    def _group(self, key: tuple[int, ...], item: str | None, env_index: int) -> TaskGroup:
+        return TaskGroup(key, item, self._group_size, env_index, screening_size=self._screening_size)
 
     def _extend_order(self, length: int) -> None:
         """Deal positions one by one, each to the environment that is furthest behind its share."""

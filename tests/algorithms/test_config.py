@@ -25,6 +25,12 @@ def validated(**options) -> GRPOConfig:
         ({"group_sise": 8}, "GRPOConfig: no option has this name; got 'group_sise'. Did you mean 'group_size'?"),
         ({"model": "tiny"}, "model is not used here; the language model is `base_model`"),
         ({"group_size": 1}, "group_size must be at least 2, since one episode has no group mean; got 1."),
+        (
+            {"screening_size": 8},
+            "screening_size must be below group_size, or no episode is left to play after; got 8 of 8.",
+        ),
+        ({"screening_size": 1}, "screening_size must be a whole number of at least 2"),
+        ({"screening_size": 2, "advantage": "role"}, "nothing is compared within a group here; got 2. Leave it out."),
         ({"groups_per_step": 0}, "groups_per_step must be a whole number of at least 1; got 0."),
         ({"num_env_runners": 0}, "num_env_runners must be at least 1; got 0."),
         *[

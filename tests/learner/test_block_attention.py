@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig, Qwen2C
 from rllm_gym.learner import block_attention
 from rllm_gym.learner.batch import Batch, collate
 from rllm_gym.learner.block_attention import NAME
+from rllm_gym.learner.module_checks import notices_of
 from rllm_gym.learner.packing import Packing, Tree, _Rows
 from rllm_gym.learner.rl_module import load_language_model
 from tests.learner.learner_helpers import MODULE, distance, gradient, largest, make_config, make_group
@@ -137,9 +138,28 @@ class Count(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "capabilities", "is_slow"),
+    [
+        ({"deepspeed": AUTOCAST}, {"architecture": "x86_64", "avx2": True, "avx512_f": False}, True),
+        ({"dtype": "bfloat16"}, {"architecture": "x86_64", "avx2": True, "avx512_f": False}, True),
+        ({"deepspeed": AUTOCAST}, {"architecture": "x86_64", "avx512_f": True}, False),
+        ({"deepspeed": AUTOCAST}, {"architecture": "aarch64", "bf16": True}, False),
+        ({}, {"architecture": "x86_64", "avx2": True, "avx512_f": False}, False),
+    ],
+)
+def test_it_is_said_where_products_in_16_bits_are_slow(tiny_model, monkeypatch, options, capabilities, is_slow):
+    learner = make_group(make_config(tiny_model, **options))._learner
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    lines = [line for line in notices_of(learner) if "products in 16 bits take many times as long" in line]
+    assert len(lines) == is_slow
+
+
 def test_products_in_bfloat16_attend_in_bfloat16(tiny_model):
-    autocast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-    learner, seen = make_group(make_config(tiny_model, deepspeed=autocast))._learner, []
+    learner, seen = make_group(make_config(tiny_model, deepspeed=AUTOCAST))._learner, []
     [part] = learner.micro_batches(MODULE, Batch.from_mapping(collate(make_branches(6))))
     attend = block_attention._BlockAttention.apply
 

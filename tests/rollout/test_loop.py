@@ -469,3 +469,70 @@ def test_a_completion_that_failed_fails_its_episode_which_is_played_again(talk, 
     assert (episode.num_retries, episode.error) == (1, None)
     (done,) = play(make_loop(Failing(reply), max_retries=0), group(0, "T"))
     assert (done.episodes, [failed.error for failed in done.failed]) == ([], ["no answer"])
+
+
+# --- screening: where the first episodes of a group end alike, the others are not played ---
+
+
+def screened(index, item_id, size=4, screening_size=2, **fields):
+    return replace(group(index, item_id, size), screening_size=screening_size, **fields)
+
+
+class EngineBySeed(ScriptedEngine):
+    """Answers a request by its seed, others with "?", which ends an episode without success."""
+
+    def __init__(self, talk, replies):
+        super().__init__(lambda prompt: self.by_seed.get(self.requests[-1].seed, talk.encode("?|")))
+        self.by_seed = {seed: talk.encode(reply) for seed, reply in replies.items()}
+
+
+def winning(talk, task, members):
+    return EngineBySeed(talk, {seed_of(*task.key, member, 0, 0): "!|" for member in members})
+
+
+@pytest.mark.parametrize(
+    ("wins", "members"),
+    [
+        ((), [0, 1]),
+        ((0, 1), [0, 1]),
+        ((1,), [0, 1, 2, 3]),
+        ((0, 3), [0, 1, 2, 3]),
+        ((2, 3), [0, 1]),  # which nobody knows, for they are not played
+    ],
+)
+def test_the_rest_of_a_group_is_played_where_its_first_episodes_end_differently(talk, make_loop, wins, members):
+    task = screened(3, "T")
+    [finished] = play(make_loop(winning(talk, task, wins)), task, max_episode_steps=1)
+    assert [episode.member for episode in finished.episodes] == members
+    assert [episode.info["is_success"] for episode in finished.episodes] == [member in wins for member in members]
+    assert [episode.is_conditional for episode in finished.episodes] == [member >= 2 for member in members]
+
+
+def test_screening_changes_no_seed_of_what_is_played(talk, make_loop):
+    asked = {}
+    for task in (group(3, "T", 4), screened(3, "T")):
+        engine = winning(talk, task, {0, 2})
+        [finished] = play(make_loop(engine, num_envs=2), task, max_episode_steps=1)
+        asked[task.screening_size] = [(e.episode_id, e.seed, text_of(e, talk)) for e in finished.episodes]
+    assert asked[None] == asked[2] and len(asked[2]) == 4
+
+
+def test_a_group_goes_on_before_others_begin_and_others_do_not_wait_for_it(talk, make_loop):
+    tasks = [screened(k, f"{k}") for k in range(3)]
+    engine = winning(talk, tasks[0], {0})
+    finished = play(make_loop(engine, num_envs=2), *tasks, max_episode_steps=1)
+    assert [talk.decode(request.prompt_ids)[0] for request in engine.requests] == list("00001122")
+    assert [(g.group.item_id, len(g.episodes)) for g in finished] == [("0", 4), ("1", 2), ("2", 2)]
+
+
+def test_a_single_screened_episode_that_is_left_by_failures_tells_nothing(talk, make_loop):
+    class Env(talk.Env):
+        def step(self, action):
+            if "a" in talk.decode(action):
+                raise EnvError("broken")
+            return super().step(action)
+
+    task = screened(3, "T", size=3)
+    engine = EngineBySeed(talk, {seed_of(*task.key, 0, 0, 0): "a|"})
+    [finished] = play(make_loop(engine, lambda env_index: Env()), task)
+    assert [e.member for e in finished.episodes] == [1, 2] and [e.member for e in finished.failed] == [0]

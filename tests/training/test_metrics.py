@@ -24,6 +24,21 @@ def test_invalid_actions_are_a_share_of_all_turns_of_all_agents():
     assert episode_metrics([], [])["invalid_action_fraction"] == 0.0
 
 
+def test_success_and_returns_are_of_the_episodes_that_every_task_plays():
+    def played(item, successes):
+        group = TaskGroup((0, 0, 0), item, 4)
+        for member, succeeds in enumerate(successes):
+            streams = {"agent": Stream("agent", "m", [Turn(IDS, IDS, LOGP, 0, 0, reward=float(succeeds))])}
+            is_conditional = member >= 2
+            yield Episode(
+                "e", group, member, 0, "", item, streams, info={"is_success": succeeds}, is_conditional=is_conditional
+            )
+
+    # The other two of B are played because its first two ended differently.
+    found = episode_metrics([*played("A", [False, False]), *played("B", [True, False, True, True])], [])
+    assert (found["success_rate"], found["episode_return_mean"], found["num_episodes"]) == (0.25, 0.25, 6)
+
+
 def ids(n):
     return np.arange(n)
 

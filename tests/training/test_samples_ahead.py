@@ -20,10 +20,10 @@ def keys_of(episodes):
     return sorted({episode.group.key for episode in episodes})
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
-def test_every_task_is_learnt_from_once_and_none_later_than_allowed(tiny_model, staleness):
-    steps = 5
-    with run(tiny_model, staleness=staleness, filter_groups="off", invalid_action_penalty=0.5, steps=0) as found:
+@pytest.mark.parametrize("options", [{"staleness": 1}, {"staleness": 2}, {"staleness": 1, "screening_size": 2}])
+def test_every_task_is_learnt_from_once_and_none_later_than_allowed(tiny_model, options):
+    steps, staleness = 5, options["staleness"]
+    with run(tiny_model, **options, filter_groups="off", invalid_action_penalty=0.5, steps=0) as found:
         keys, ages = [], []
         for _ in range(steps):
             found.algo.train()

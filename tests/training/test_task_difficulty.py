@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.training.task_difficulty import TaskDifficulty
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
-from rllm_gym.types import TaskGroup
+from rllm_gym.types import Episode, Stream, TaskGroup, Turn
 
 ITEMS = [f"t_{k}" for k in range(10)]
 HORIZONS = {"maze": 4}
+IDS, LOGP = np.array([1]), np.zeros(1, np.float32)
 
 
-def episodes(item, returns, *, step=0, agents=("agent_0",), horizon=4):
+def episodes(item, returns, *, step=0, agents=("agent_0",), horizon=4, num_first=None):
     """Episodes of one group, in which each agent earns its return."""
-    group = TaskGroup((0, step, int(item.partition("_")[2])), item, len(returns))
-    streams = []
-    for of in returns:
+    group, num_first = TaskGroup((0, step, int(item.partition("_")[2])), item, len(returns)), num_first or len(returns)
+    out = []
+    for member, of in enumerate(returns):
         earned = zip(agents, np.atleast_1d(of), strict=True)
-        streams.append({agent: SimpleNamespace(turns=[SimpleNamespace(reward=reward)]) for agent, reward in earned})
-    return [SimpleNamespace(group=group, streams=of, horizon=horizon) for of in streams]
+        streams = {agent: Stream(agent, "m", [Turn(IDS, IDS, LOGP, 0, 0, reward=reward)]) for agent, reward in earned}
+        is_conditional = member >= num_first
+        out.append(Episode("e", group, member, 0, streams=streams, horizon=horizon, is_conditional=is_conditional))
+    return out
 
 
 @pytest.fixture
@@ -60,6 +61,13 @@ def test_graded_returns_and_several_agents_count_too(difficulty):
     difficulty.record(0, episodes("t_2", zero_sum, agents=("player_0", "player_1")))
     p = difficulty.probabilities(1, 0, ITEMS[:3], HORIZONS)
     assert p[0] > p[1] and p[2] > p[1]
+
+
+def test_episodes_that_only_tasks_play_that_seem_to_teach_tell_nothing_of_them(difficulty):
+    difficulty.record(0, episodes("t_0", [1.0, 0.0] + [1.0] * 6, num_first=2))
+    difficulty.record(0, episodes("t_1", [1.0, 0.0]))
+    p = difficulty.probabilities(1, 0, ITEMS[:2], HORIZONS)
+    assert p[0] == p[1]
 
 
 def test_another_horizon_begins_with_what_the_last_one_told(difficulty):

@@ -192,6 +192,7 @@ def test_an_adaptive_horizon_sees_the_success_of_each_train_step(ray_cluster, ti
 
 RESUMED = {
     "kl_coeff": 0.3,
+    "screening_size": 2,
     "kl_target": 1e-3,
     "lr": 1e-2,
     "num_minibatches": 2,

@@ -251,6 +251,7 @@ POLICY_GRADIENT: dict[str, Row] = {
         {"task_sampling": "difficulty"},
         steps=2,
     ),
+    "screening_size": Row(2, lambda run: len(run.samples), NO_REWARD),
     "staleness": Row(1, lambda run: [sample.policy_version.max() for sample in run.samples], steps=2),
     "max_empty_steps": Row(1, lambda run: len(run.results), NO_REWARD),
     "max_refill_rounds": Row(2, lambda run: len(run.samples), NO_REWARD),
