@@ -21,7 +21,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "difficulty": {"task_sampling": "difficulty"},
     "screened": {"screening_size": 4},
-    "fewer": {"groups_per_step": 5},  # about as many tokens as screened groups take, without any screening
 }
 
 

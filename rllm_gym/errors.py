@@ -38,6 +38,10 @@ class StorageError(RllmGymError, OSError):
     """What a run leaves cannot be written: its folder was deleted, or the disk is full. The message is one line."""
 
 
+class EngineDiedError(RllmGymError):
+    """A process that held a part of an engine's model has ended, and the engine with it. The message is one line."""
+
+
 class LearnerDiedError(RllmGymError):
     """A remote learner died, and its part of the training state with it. The message is one line."""
 

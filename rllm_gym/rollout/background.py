@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rllm_gym.errors import RllmGymError
+from rllm_gym.errors import EngineDiedError, RllmGymError
 
 if TYPE_CHECKING:
     from rllm_gym.rollout.loop import RolloutLoop
@@ -77,6 +77,8 @@ class BackgroundSampling:
         self._thread.join()
 
     def _check(self) -> None:
+        if isinstance(self._error, EngineDiedError):
+            raise self._error
         if self._error is not None:
             raise RllmGymError(f"sampling in the background failed: {self._error}") from self._error
 

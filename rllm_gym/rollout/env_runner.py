@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
 
-from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.errors import ConfigError, EngineDiedError, RllmGymError
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout import waiting
@@ -34,7 +35,7 @@ from rllm_gym.rollout.callbacks import EpisodeCallbacks, has_episode_callbacks
 from rllm_gym.rollout.engine_set import base_models_of, make_engines
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
-from rllm_gym.rollout.notices import NoticeHandler, ProgressReports
+from rllm_gym.rollout.notices import NoticeHandler, ProgressReports, tell
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.rollout.weights import EngineWeights, OpponentWeights, arriving
@@ -69,7 +70,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         except TransferError:
             self.weights_seq_no = None  # the first learner finds out, too; the driver says so, and takes another way
         except Exception as error:
-            self.error = self.error or _describe(error)
+            self.error = self.error or self._describe(error)
+
+    def _describe(self, error: Exception) -> str:
+        """Return the message first, the traceback below it; where its engine has died, an actor ends instead."""
+        if isinstance(error, EngineDiedError) and self.worker_index > 0:
+            tell(f"EnvRunner {self.worker_index} ends: {error}")
+            os._exit(1)  # RLlib makes another one, which plays what this one was playing
+        return f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
 
     def _open_tokenizer(self) -> None:
         from transformers import AutoConfig  # takes seconds
@@ -257,7 +265,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                     result.failed += group.failed
                 result.metrics = self.get_metrics()
             except Exception as error:  # whatever it was, the driver raises it
-                result.error = _describe(error)
+                result.error = self._describe(error)
         if self._background is not None:
             result.groups_left = frozenset(self._background.groups)
         return result
@@ -388,8 +396,3 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.loop.close()
         for engine in self.engines.values():
             engine.close()
-
-
-def _describe(error: Exception) -> str:
-    """Return the message first, the traceback below it."""
-    return f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"

@@ -15,7 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.checkpoints import read_results
-from rllm_gym.errors import RllmGymError
+from rllm_gym.errors import EngineDiedError
 from rllm_gym.rollout.engines.vllm import VLLMEngine
 from tests.rollout.engine_helpers import forward_logp, make_request, run
 
@@ -46,7 +46,7 @@ def test_new_weights_reach_every_part_and_no_process_is_left(tiny_model, other_m
             expected = forward_logp(model, prompt, completion.token_ids)
             np.testing.assert_allclose(completion.logp, expected, atol=2e-4)
         parts[0].kill()
-        with pytest.raises(RllmGymError, match="a process that held a part of the model has ended"):
+        with pytest.raises(EngineDiedError, match="a process that held a part of the model has ended"):
             run(engine, make_request("orphan", prompt=prompt))
     finally:
         engine.close()
@@ -92,7 +92,8 @@ def train(folder):
     )
 
 
-def test_it_trains_and_a_killed_sampler_takes_its_processes_along_and_is_replaced(tmp_path):
+@pytest.mark.parametrize("killed", ["sampler", "part"])
+def test_it_trains_and_a_sampler_that_dies_or_loses_a_part_leaves_nothing_and_is_replaced(tmp_path, killed):
     process = train(tmp_path)
     lines = []
     for line in process.stdout:
@@ -102,10 +103,11 @@ def test_it_trains_and_a_killed_sampler_takes_its_processes_along_and_is_replace
     parts = parts_below(process.pid)
     assert len(parts) == 2, lines
     [runner] = {part.parent() for part in parts}
-    os.kill(runner.pid, signal.SIGKILL)
-    assert not psutil.wait_procs(parts, timeout=60)[1]
+    os.kill(runner.pid if killed == "sampler" else parts[0].pid, signal.SIGKILL)
+    assert not psutil.wait_procs([runner, *parts], timeout=120)[1]
     lines += process.communicate(timeout=400)[0].splitlines()
     assert process.returncode == 0, lines
+    assert any("EnvRunner 1 ends: VLLMEngine: a process" in line for line in lines) == (killed == "part"), lines
     # Sampler and trainer agree, before and after an update.
     rows = read_results(next((tmp_path / "runs" / "split").glob("*_*/")))
     differences = [row["learners"]["default_policy"]["logp_difference_max"] for row in rows]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rllm_gym.errors import RllmGymError
+from rllm_gym.errors import EngineDiedError
 
 NOTICED_WITHIN_S = 2.0  # an error may come from the other parts before the system says that one has ended
 
@@ -38,16 +38,15 @@ def all_parts(executor: Any) -> Iterator[None]:
         executor: vLLM's, of whatever kind.
 
     Raises:
-        RllmGymError: a part has died.
+        EngineDiedError: a part has died.
     """
     try:
         yield
     except Exception as error:
         if not _has_lost_a_part(executor):
             raise
-        raise RllmGymError(
-            "VLLMEngine: a process that held a part of the model has ended, killed perhaps for memory. Resume the run "
-            "from its last checkpoint."
+        raise EngineDiedError(
+            "VLLMEngine: a process that held a part of the model has ended, killed perhaps for memory."
         ) from error
 
 
