@@ -22,6 +22,7 @@ NAMED_TUPLES = {"_asdict", "_fields", "_replace"}  # public, in spite of their u
 # defines it or sets it on its instances.
 PRIVATE = [
     "openenv.core.env_server.http_server:HTTPEnvServer._create_session",
+    "os:_exit",
     "py4j.java_gateway:GatewayClient._get_connection",
     "py4j.java_gateway:GatewayClient._give_back_connection",
     "ray.experimental.internal_kv:_internal_kv_del",
