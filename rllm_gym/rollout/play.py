@@ -27,11 +27,10 @@ class Progress:
 
     def begin(self, seed: int) -> list[Episode]:
         """Return the episodes to play first."""
-        group, members = self.group, self.group.members or range(self.group.size)
-        episode_ids = ["-".join(map(str, (*group.key, member))) for member in members]
+        group = self.group
         episodes = [
-            Episode(id_, group, member, seed, item_id=group.item_id)
-            for id_, member in zip(episode_ids, members, strict=True)
+            Episode("-".join(map(str, (*group.key, member))), group, member, seed, item_id=group.item_id)
+            for member in group.members or range(group.size)
         ]
         num_first = group.screening_size or group.size
         self.waiting = episodes[num_first:]

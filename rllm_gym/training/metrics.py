@@ -20,7 +20,6 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
     streams: list[Stream] = [stream for episode in episodes for stream in episode.streams.values()]
     turns = [turn for stream in streams for turn in stream.turns]
     of_all_tasks = [episode for episode in episodes if not episode.is_conditional]
-    streams_of_all_tasks = [stream for episode in of_all_tasks for stream in episode.streams.values()]
     returns = [float(sum(t.reward for s in episode.streams.values() for t in s.turns)) for episode in of_all_tasks]
     num_prompt_tokens = sum(_prompt_tokens(stream) for stream in streams)
     num_tokens = [sum(len(t.observation_ids) + len(t.action_ids) for t in stream.turns) for stream in streams]
@@ -58,23 +57,21 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "prefix_cache_hit_fraction": sum(turn.num_cached_tokens for turn in turns) / max(1, num_prompt_tokens),
         "env_s_mean": _mean(episode.timings.get("env_s", 0.0) for episode in episodes),
         "engine_s_mean": _mean(episode.timings.get("engine_s", 0.0) for episode in episodes),
-        **_returns_by(
-            "agent", [stream.agent_id for stream in streams_of_all_tasks], streams_of_all_tasks, len(returns)
-        ),
-        **_returns_by(
-            "module", [stream.module_id for stream in streams_of_all_tasks], streams_of_all_tasks, len(returns)
-        ),
+        **_returns_by("agent", of_all_tasks),
+        **_returns_by("module", of_all_tasks),
         **{f"reward_{name}_mean": sum(t.rewards.get(name, 0.0) for t in turns) / num_episodes for name in names},
     }
 
 
-def _returns_by(what: str, names: Sequence[str], streams: Sequence[Stream], num_episodes: int) -> dict[str, Any]:
+def _returns_by(what: str, episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return what each agent, or each policy's agents, earned in an episode, on average, under RLlib's name."""
+    streams = [stream for episode in episodes for stream in episode.streams.values()]
+    names = [getattr(stream, f"{what}_id") for stream in streams]
     if set(names) <= {AGENT, DEFAULT_MODULE} and {stream.agent_id for stream in streams} <= {AGENT}:
         return {}
     totals = dict.fromkeys(sorted(names), 0.0)
     for name, stream in zip(names, streams, strict=True):
-        totals[name] += stream.total_reward / num_episodes
+        totals[name] += stream.total_reward / len(episodes)
     return {f"{what}_episode_returns_mean": totals}
 
 

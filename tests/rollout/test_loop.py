@@ -474,8 +474,8 @@ def test_a_completion_that_failed_fails_its_episode_which_is_played_again(talk, 
 # --- screening: where the first episodes of a group end alike, the others are not played ---
 
 
-def screened(index, item_id, size=4, screening_size=2, **fields):
-    return replace(group(index, item_id, size), screening_size=screening_size, **fields)
+def screened(index, item_id, size=4):
+    return replace(group(index, item_id, size), screening_size=2)
 
 
 class EngineBySeed(ScriptedEngine):
