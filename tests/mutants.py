@@ -321,7 +321,7 @@ MUTANTS = [
     Mutant(
         "success_rate of no episode",
         METRICS,
-        "_mean(is_success(episode) for episode in episodes)",
+        "_mean(is_success(episode) for episode in of_all_tasks)",
         "0.0",
         "tests/training/test_metrics.py",
     ),
@@ -443,8 +443,8 @@ MUTANTS = [
     Mutant(
         "a token reads what comes after it in its tree",
         "rllm_gym/learner/packing.py",
-        "dtype=torch.bool).tril()",
-        "dtype=torch.bool)",
+        "part.tril() if is_own else part",
+        "part",
         "tests/learner/test_shared_prefixes.py",
     ),
     Mutant(
@@ -514,7 +514,10 @@ MUTANTS = [
 
 
 def main() -> None:
+    """Plant the chosen mutants one by one; refuse to begin where a pattern does not stand exactly once in its file."""
     words = sys.argv[1:]
+    if stale := misplaced():
+        sys.exit("\n".join(stale))
     chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
@@ -526,6 +529,17 @@ def main() -> None:
             survivors += [mutant.name] if outcome != "killed" else []
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} were noticed", *survivors, sep="\nsurvived: ")
     sys.exit(bool(survivors))
+
+
+def misplaced() -> list[str]:
+    """Return one line for each mutant whose pattern does not stand exactly once in its file."""
+    lines = []
+    for mutant in MUTANTS:
+        path = ROOT / mutant.file
+        times = path.read_text(encoding="utf-8").count(mutant.old) if path.is_file() else 0
+        if times != 1:
+            lines.append(f"mutant {mutant.name!r}: the pattern must stand once in {mutant.file}; found {times} times.")
+    return lines
 
 
 def copy_checkout(to: Path) -> None:

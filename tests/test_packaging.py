@@ -1,6 +1,5 @@
 """Guard rails of the layout: real folders at the top that are in the package through symlinks."""
 
-import collections
 import configparser
 import importlib.metadata
 import os
@@ -77,18 +76,6 @@ def test_importing_a_top_level_folder_by_its_bare_name_is_a_lint_error(line):
     assert "TID251" in result.stdout, result.stdout + result.stderr
     right = re.sub(r"\b(envs|algorithms)\b", r"rllm_gym.\1", line)
     assert subprocess.run(args, input=f"{right}\n", capture_output=True, text=True, cwd=ROOT).returncode == 0
-
-
-def test_no_two_modules_outside_the_environments_share_a_name():
-    paths = collections.defaultdict(list)
-    for top in ("rllm_gym", "tools", "benchmarks"):
-        for folder, _, files in os.walk(ROOT / top, followlinks=True):
-            is_one_environments = re.match(r"rllm_gym/envs/\w", os.path.relpath(folder, ROOT))
-            for file in files if not is_one_environments else ():
-                if file.endswith(".py") and file != "__init__.py":
-                    paths[file].append(os.path.relpath(folder, ROOT))
-    assert {"env_pool.py", "wrappers.py"} <= set(paths)
-    assert {file: folders for file, folders in paths.items() if len(folders) > 1} == {}
 
 
 def test_the_tested_versions_are_within_what_the_package_asks_for():
