@@ -19,7 +19,7 @@ from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_
 from rllm_gym.errors import ConfigError, RllmGymError, TrajectoryError
 from rllm_gym.options.each_method import DPOOptions
 from rllm_gym.training.failures import check_failures
-from rllm_gym.training.sample_maker import SampleMaker, json_files, kind_of
+from rllm_gym.training.recorded_samples import SampleMaker, json_files, kind_of
 from rllm_gym.types import Sample
 
 SAMPLE = "sample"

@@ -12,7 +12,7 @@ from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
 from rllm_gym.errors import ConfigError
 from rllm_gym.options.each_method import GroupRelativeOptions
-from rllm_gym.training.rollouts import Rollouts
+from rllm_gym.training.advantage_rows import Rollouts
 
 
 class GroupRelativeConfig(PolicyGradientConfig, GroupRelativeOptions):

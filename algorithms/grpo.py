@@ -12,7 +12,7 @@ from rllm_gym.algorithms.functional import group_relative_advantage, soft_overlo
 from rllm_gym.algorithms.group_relative import GroupRelative, GroupRelativeConfig
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options.each_method import GRPOOptions
-from rllm_gym.training.rollouts import Rollouts
+from rllm_gym.training.advantage_rows import Rollouts
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Shao et al. 2024, arXiv:2402.03300, eq. 3 and section 4.2 (the KL's weight); the clip range is PPO's.

@@ -24,9 +24,9 @@ from rllm_gym.rollout.expert import ExpertPlayer, play_experts
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.evaluation import call_back
 from rllm_gym.training.metrics import is_success
-from rllm_gym.training.sample_maker import SampleMaker, import_function, is_function, kind_of, samples_of
-from rllm_gym.training.split_evaluation import call_back
+from rllm_gym.training.recorded_samples import SampleMaker, import_function, is_function, kind_of, samples_of
 from rllm_gym.training.task_sampler import TaskSampler
 from rllm_gym.types import Sample
 

@@ -29,9 +29,9 @@ from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
 from rllm_gym.learner.rl_module import load_language_model, logps_of, read
+from rllm_gym.training.advantage_rows import Rollouts, Sampled, samples_of
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.failures import check_failures
-from rllm_gym.training.rollouts import Rollouts, Sampled, samples_of
 from rllm_gym.training.samples_ahead import SamplesAhead
 from rllm_gym.training.task_difficulty import TaskDifficulty
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler

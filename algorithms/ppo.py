@@ -21,8 +21,8 @@ from rllm_gym.learner.deepspeed import Forward
 from rllm_gym.learner.deepspeed_config import merge
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.options.each_method import PPOOptions
+from rllm_gym.training.advantage_rows import Rollouts
 from rllm_gym.training.joint_samples import JointSample
-from rllm_gym.training.rollouts import Rollouts
 from rllm_gym.types import Episode, Sample
 
 CRITIC_SUFFIX = "_critic"

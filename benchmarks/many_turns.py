@@ -25,7 +25,7 @@ from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.rollouts import Rollouts, samples_of
+from rllm_gym.training.advantage_rows import Rollouts, samples_of
 from rllm_gym.types import SamplingParams, TaskGroup
 
 NUM_TURNS = (5, 20, 80, 320)

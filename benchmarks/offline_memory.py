@@ -20,7 +20,7 @@ import numpy as np
 
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, TrajectoryWriter, TurnRecord
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.sample_maker import SampleMaker, samples_of_path
+from rllm_gym.training.recorded_samples import SampleMaker, samples_of_path
 
 TURNS, OBSERVATION_TOKENS, ACTION_TOKENS = 10, 80, 30
 

@@ -9,10 +9,6 @@ from typing import Any
 
 from rllm_gym.errors import ConfigError
 
-# Weights on their way to the samplers: `<name>.lora_B @ <name>.lora_A` is what an adapter adds to the weight `<name>`.
-LORA_A, LORA_B = ".lora_A", ".lora_B"
-BFLOAT16_BITS = "uint16"  # the dtype of arrays that stand for bfloat16, which numpy has not
-
 TINY_MODEL_DIR = Path(__file__).parent / "assets" / "tiny"
 
 # A repo id: "name" or "owner/name". Anything else with a separator in it is a path.

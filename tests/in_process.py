@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM  # before an algorithm imports it 
 from rllm_gym.cli.check import check_experiment
 from rllm_gym.cli.experiment import read_experiment
 from rllm_gym.cli.written import check_written
-from rllm_gym.rollout import engine_set
+from rllm_gym.rollout import policies
 from rllm_gym.types import Engine
 
-make_engine = engine_set.engine_maker
+make_engine = policies.engine_maker
 
 
 class Runners:
@@ -107,7 +107,7 @@ def in_this_process(engines: EnginePool) -> Iterator[None]:
     had_ray = ray.is_initialized()
     with (
         mock.patch.object(rllib_algorithm, "EnvRunnerGroup", _runners),
-        mock.patch.object(engine_set, "engine_maker", engines.engine_maker),
+        mock.patch.object(policies, "engine_maker", engines.engine_maker),
         # Where an algorithm that nobody gave a place writes: else ~/ray_results.
         mock.patch.object(trainable, "DEFAULT_STORAGE_PATH", tempfile.gettempdir()),
     ):

@@ -37,11 +37,11 @@ def option(name: str, file: str, old: str, new: str) -> Mutant:
 
 POLICY, LEARNER = "algorithms/policy_gradient.py", "rllm_gym/learner/deepspeed.py"
 RUNNER, CONFIG = "rllm_gym/rollout/env_runner.py", "rllm_gym/training/config.py"
-EVALUATION, MAKER = "rllm_gym/training/split_evaluation.py", "rllm_gym/training/sample_maker.py"
+EVALUATION, MAKER = "rllm_gym/training/evaluation.py", "rllm_gym/training/recorded_samples.py"
 AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_samples_ahead.py"
 BLOCKS, BLOCK_TESTS = "rllm_gym/learner/block_attention.py", "tests/learner/test_block_attention.py"
-TRANSFER, TRANSFER_TESTS = "rllm_gym/weight_transfer.py", "tests/test_weight_transfer.py"
-SYNC, SYNC_TESTS = "rllm_gym/training/weight_shipping.py", "tests/training/test_weight_shipping.py"
+TRANSFER, TRANSFER_TESTS = "rllm_gym/weights/sender.py", "tests/weights/test_transfer.py"
+SYNC, SYNC_TESTS = "rllm_gym/weights/sync.py", "tests/weights/test_sync.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
 MUTANTS = [
@@ -66,14 +66,14 @@ MUTANTS = [
     # weights on their way to the samplers
     Mutant(
         "fused weights lie on one another",
-        "rllm_gym/rollout/engines/weight_plan.py",
+        "rllm_gym/weights/placement.py",
         "row += len(part)",
         "row += 0",
         "tests/rollout/test_vllm_engine.py -k bit_for_bit",
     ),
     Mutant(
         "what vLLM multiplies with is the old weight",
-        "rllm_gym/rollout/engines/weight_plan.py",
+        "rllm_gym/weights/placement.py",
         "if self.is_repacked:",
         "if False:",
         "tests/rollout/test_vllm_engine.py -k bit_for_bit",
@@ -88,7 +88,7 @@ MUTANTS = [
     # what reaches the learner
     Mutant(
         "a truncated episode is terminated",
-        "rllm_gym/training/rollouts.py",
+        "rllm_gym/training/advantage_rows.py",
         'is_terminated=episode.end_reason == "terminated"',
         "is_terminated=True",
         f"{JOINTS} -k what_ended",
@@ -154,7 +154,13 @@ MUTANTS = [
     ),
     # weights past the object store
     option("weight_transfer", CONFIG, 'self.weight_transfer == "broadcast" or', "False or"),
-    Mutant("what no engine reads is not taken", TRANSFER, "incoming.drain()", "pass", f"{TRANSFER_TESTS} -k twice"),
+    Mutant(
+        "what no engine reads is not taken",
+        "rllm_gym/weights/receiver.py",
+        "incoming.drain()",
+        "pass",
+        f"{TRANSFER_TESTS} -k twice",
+    ),
     Mutant("far ones are taken for near ones", SYNC, "other == gpu]", "other != gpu]", f"{SYNC_TESTS} -k neighbour"),
     Mutant(
         "nobody sleeps",
@@ -172,7 +178,7 @@ MUTANTS = [
     ),
     Mutant(
         "two engines of a process may sleep",
-        "rllm_gym/rollout/engine_set.py",
+        "rllm_gym/rollout/policies.py",
         "len(base_models) - len(adapter_hosts) == 1",
         "True",
         f"{SYNC_TESTS} -k none_sleeps",
@@ -377,7 +383,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a resumed evaluation has cost is forgotten",
-        "rllm_gym/evaluation/playing.py",
+        "rllm_gym/evaluation/evaluate.py",
         "usage = Counter(_usage(folder))",
         "usage = Counter()",
         "tests/evaluation/test_evaluate.py -k endpoint",
@@ -461,7 +467,7 @@ MUTANTS = [
         "return 0.0",
         "tests/learner/test_shared_prefixes.py -k saves_little",
     ),
-    option("share_prefixes", "rllm_gym/learner/module_checks.py", "not config.share_prefixes", "False"),
+    option("share_prefixes", "rllm_gym/learner/probes.py", "not config.share_prefixes", "False"),
     Mutant(
         "blocks have equal weights", BLOCKS, "torch.sigmoid(lse - logsumexp[at])", "0.5 * (lse == lse)", BLOCK_TESTS
     ),

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGES = (
     "algorithms", "callbacks", "cli", "data", "envs", "evaluation", "games", "learner", "options", "rollout", "server",
-    "training", "viewer",
+    "training", "viewer", "weights",
 )  # fmt: skip
 # Packages whose circles are known; each goes when its last circle has.
 KNOWN = {"algorithms", "cli", "envs", "games", "rollout", "training"}

@@ -24,7 +24,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines.transformers import TransformersEngine
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.sample_maker import SampleMaker, samples_of_path
+from rllm_gym.training.recorded_samples import SampleMaker, samples_of_path
 from tools.tiny_model import sources as sources_module
 from tools.tiny_model import stages
 from tools.tiny_model import train as training

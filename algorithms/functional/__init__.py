@@ -33,12 +33,12 @@ from rllm_gym.algorithms.functional.losses import (
     negative_log_likelihood,
     probability_ratio,
 )
+from rllm_gym.algorithms.functional.multi_agent import joint_advantage, role_advantage
 from rllm_gym.algorithms.functional.rewards import (
     evolution_weight,
     kl_shaped_reward,
     soft_overlong_penalty,
 )
-from rllm_gym.algorithms.functional.several_agents import joint_advantage, role_advantage
 
 __all__ = [
     "KL_KINDS",

@@ -25,7 +25,7 @@ def compare(
             raise ConfigError(trainer_message("rllm-gym compare", missing))
         from rllm_gym.evaluation.compare import compare as compared
         from rllm_gym.evaluation.compare import read_result
-        from rllm_gym.evaluation.outcomes import markdown_table
+        from rllm_gym.evaluation.report import markdown_table
 
         read = [{**read_result(path), "model": str(path)} for path in results]
         pairs = compared(read)

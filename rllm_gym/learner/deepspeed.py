@@ -23,12 +23,12 @@ from rllm_gym.learner.batch import Batch, collate
 from rllm_gym.learner.deepspeed_config import deepspeed_config
 from rllm_gym.learner.engine_files import load_engines, save_engines
 from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
-from rllm_gym.learner.module_checks import attention_knee, count_parameters, row_faults
 from rllm_gym.learner.packing import MicroBatch, split_into_micro_batches
+from rllm_gym.learner.probes import attention_knee, count_parameters, row_faults
 from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
-from rllm_gym.learner.weight_sender import WeightSender
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.types import Sample
+from rllm_gym.weights.sender import WeightSender
 
 Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
 

@@ -17,7 +17,8 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.importing import leave_out_scipy
 from rllm_gym.learner.block_attention import attend_by_blocks, reads_blocks
 from rllm_gym.learner.recomputation import recompute_activations
-from rllm_gym.models import BFLOAT16_BITS, LORA_A, LORA_B, attention_of, resolve_base_model
+from rllm_gym.models import attention_of, resolve_base_model
+from rllm_gym.weights.format import LORA_A, LORA_B, arrays_to_send
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +88,7 @@ class LanguageModule(TorchRLModule):
         What the samplers get is not copied, for it is to be sent: an update changes it. Who keeps it copies it.
         """
         if self.gather_parameters is None:
-            return _to_send(self.inference_state()) if inference_only else _to_arrays(self.state_dict())
+            return arrays_to_send(self.inference_state()) if inference_only else _to_arrays(self.state_dict())
         if self._gathered is None:
             raise RuntimeError(
                 f"{type(self).__name__}: under ZeRO-3 only the first learner keeps whole weights. Ask learner 0."
@@ -114,7 +115,7 @@ class LanguageModule(TorchRLModule):
             if keep:
                 self._gathered = {
                     "full": _to_arrays(self.state_dict()),
-                    "inference": copy.deepcopy(_to_send(self.inference_state())),
+                    "inference": copy.deepcopy(arrays_to_send(self.inference_state())),
                 }
 
     # --- what the learner watches ---
@@ -174,7 +175,7 @@ class LLMModule(LanguageModule):
         )
 
     def inference_state(self) -> dict[str, torch.Tensor]:
-        """Return Hugging Face names to tensors: all weights, or with LoRA the adapter's (`rllm_gym.models.LORA_A`)."""
+        """Return Hugging Face names to tensors: all weights, or with LoRA the adapter's (`format.LORA_A`)."""
         if self.model_config["lora"] is None:
             return self.bare_lm.state_dict()
         state = {}
@@ -367,18 +368,3 @@ def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:
 def _to_array(value: torch.Tensor) -> np.ndarray | torch.Tensor:
     value = value.cpu().clone()
     return value if value.dtype == torch.bfloat16 else value.numpy()
-
-
-def _to_send(state: Mapping[str, torch.Tensor]) -> State:
-    """Tensors to arrays that Ray sends without another copy, of tied weights the same one; see `BFLOAT16_BITS`."""
-    arrays: dict[tuple, np.ndarray] = {}
-    for value in state.values():
-        if (place := _place(value)) not in arrays:
-            value = value.detach().cpu()
-            bits = value.view(getattr(torch, BFLOAT16_BITS)) if value.dtype == torch.bfloat16 else value
-            arrays[place] = bits.numpy()
-    return {name: arrays[_place(value)] for name, value in state.items()}
-
-
-def _place(value: torch.Tensor) -> tuple:
-    return value.device, value.data_ptr(), value.shape, value.stride()

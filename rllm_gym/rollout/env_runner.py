@@ -29,19 +29,20 @@ from ray.rllib.utils.spaces.repeated import Repeated
 from rllm_gym.errors import ConfigError, EngineDiedError, RllmGymError
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.models import resolve_base_model
-from rllm_gym.rollout import waiting
+from rllm_gym.rollout import watch
 from rllm_gym.rollout.background import BackgroundSampling
 from rllm_gym.rollout.callbacks import EpisodeCallbacks, has_episode_callbacks
-from rllm_gym.rollout.engine_set import base_models_of, make_engines
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports, tell
+from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, base_models_of, make_engines
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
 from rllm_gym.rollout.sample_result import SampleResult
-from rllm_gym.rollout.weights import EngineWeights, OpponentWeights, arriving
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
-from rllm_gym.weight_transfer import Receiver, Shipment, TransferError
+from rllm_gym.weights.receiver import Receiver, arriving
+from rllm_gym.weights.sender import TransferError
+from rllm_gym.weights.sync import WeightTransfer
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -116,7 +117,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         self._params = self._params_of(config.sampling_params)
         self._notices = NoticeHandler(f"EnvRunner {self.worker_index}")
-        waiting.logger.addHandler(self._notices)
+        watch.logger.addHandler(self._notices)
         self.loop = RolloutLoop(
             self._make_env,
             self.engines,
@@ -353,7 +354,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         version = state.get(WEIGHTS_SEQ_NO, 0)
         sent = state[COMPONENT_RL_MODULE]
         # Not "older than": restoring an earlier checkpoint must load it.
-        if version != 0 and version == self.weights_seq_no and not isinstance(sent, Shipment):
+        if version != 0 and version == self.weights_seq_no and not isinstance(sent, WeightTransfer):
             return
         self.build()
         with self._errors_kept(), arriving(sent, self.receiver) as weights:  # the driver asks for errors
@@ -391,7 +392,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self._background is not None:
             self._background.stop()
         if self.loop is not None:
-            waiting.logger.removeHandler(self._notices)
+            watch.logger.removeHandler(self._notices)
             self._progress.stop()
             self.loop.close()
         for engine in self.engines.values():

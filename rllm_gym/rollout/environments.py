@@ -15,7 +15,7 @@ from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id, with_roles
-from rllm_gym.rollout.scripted_opponents import SCRIPTED, WithMoves, check_agents
+from rllm_gym.rollout.opponents import SCRIPTED, WithMoves, check_agents
 from rllm_gym.tokens import ChatTokenizer
 
 KEYS = ("id", "weight", "env_config", "name")

@@ -19,7 +19,7 @@ import numpy as np
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
 from rllm_gym.rollout.play import ParamsByModule, Play, Progress, Request, params_by_module
-from rllm_gym.rollout.waiting import WaitingReports
+from rllm_gym.rollout.watch import WaitingReports
 from rllm_gym.types import (
     Completion,
     CompletionRequest,

@@ -16,9 +16,9 @@ from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
+from rllm_gym.server.errors import FullError, ServeError
 from rllm_gym.server.guard import Guard
 from rllm_gym.server.protocol_agentgym import agentgym_app
-from rllm_gym.server.refusals import FullError, ServeError
 from rllm_gym.server.sessions import SessionTable
 
 KEEP_ALIVE_S = 75  # longer than a model thinks about a turn

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from rllm_gym.envs.base import MAX_TEXT_CHARS
 from rllm_gym.envs.sciworld.tasks import load_items
-from rllm_gym.server.refusals import UnknownError
+from rllm_gym.server.errors import UnknownError
 from rllm_gym.server.sessions import Catalog, Session, SessionTable
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]

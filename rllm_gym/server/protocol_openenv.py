@@ -14,7 +14,7 @@ from pydantic import Field
 
 from rllm_gym.envs.base import MAX_TEXT_CHARS
 from rllm_gym.envs.remote.wire import EXPERT, package_version
-from rllm_gym.server.refusals import FullError, ServeError
+from rllm_gym.server.errors import FullError, ServeError
 from rllm_gym.server.sessions import Session, SessionTable
 
 # OpenEnv knows these three kinds of splits; "validation" is its own default.

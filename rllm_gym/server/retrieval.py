@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from rllm_gym.envs.searchqa.retrievers import Passage, Retriever
 from rllm_gym.errors import EnvError
 from rllm_gym.server.app import Binding, guarded, listen, with_errors
-from rllm_gym.server.refusals import EnvFailedError
+from rllm_gym.server.errors import EnvFailedError
 
 MAX_TOPK = 1000
 PATH = "/retrieve"

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.server.host import FAILED, OK
-from rllm_gym.server.refusals import (
+from rllm_gym.server.errors import (
     EnvFailedError,
     FullError,
     NotResetError,
@@ -21,6 +20,7 @@ from rllm_gym.server.refusals import (
     TimedOutError,
     UnknownError,
 )
+from rllm_gym.server.host import FAILED, OK
 from rllm_gym.server.workers import Environments, Worker, WorkerDiedError
 
 logger = logging.getLogger(__name__)

@@ -61,7 +61,7 @@ class ProcessWorker:
             # A module of the user's own is found where this process finds it.
             paths = os.pathsep.join(path for path in sys.path if path)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rllm_gym.server.worker_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "rllm_gym.server.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,

@@ -23,22 +23,22 @@ from rllm_gym.callbacks.opponent_pool import Pool
 from rllm_gym.data import Recorder
 from rllm_gym.errors import RllmGymError
 from rllm_gym.learner.batch import SampleData, deal
-from rllm_gym.learner.module_checks import notices_of
+from rllm_gym.learner.probes import notices_of
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
+from rllm_gym.rollout.policies import OpponentWeights
 from rllm_gym.rollout.sample_result import SampleResult
-from rllm_gym.rollout.weights import OpponentWeights
 from rllm_gym.training.checkpointed import Checkpointed
 from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.frozen import frozen_weights
 from rllm_gym.training.learner_deaths import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.no_env_runners import NoEnvRunners
 from rllm_gym.training.replay import Shares, await_runners, replay
-from rllm_gym.training.split_evaluation import evaluate, evaluate_split, success_by_split
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
-from rllm_gym.training.weight_shipping import WeightShipping
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
+from rllm_gym.weights.sync import WeightSync
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class LLMAlgorithm(Checkpointed):
         self.evaluation_on_start: dict[str, Any] | None = None
         self.num_groups_killed_runners = 0
         self._recorder: Recorder | None = None
-        self._weight_transfer = WeightShipping(self) if config.transfers_weights else None
+        self._weight_transfer = WeightSync(self) if config.transfers_weights else None
         self._samplers_sleep = config.shares_gpus_by_turns
         self.opponent_pools: dict[str, Pool] = {}  # by agent; the Opponents callback keeps them ...
         self.opponent_weights: OpponentWeights = {}  # ... and says who plays next
@@ -365,7 +365,7 @@ class LLMAlgorithm(Checkpointed):
     def evaluate_split(
         self, split: str, num_episodes: int, *, horizon: int | None, seed: int, params: SamplingParams | None = None
     ) -> tuple[dict[str, Any], list[Episode]]:
-        """Play a split's tasks, see `rllm_gym.training.split_evaluation`; returns (metrics, episodes)."""
+        """Play a split's tasks, see `rllm_gym.training.evaluation`; returns (metrics, episodes)."""
         return evaluate_split(self, split, num_episodes, horizon=horizon, seed=seed, params=params)
 
     # --- records ---

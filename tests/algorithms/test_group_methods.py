@@ -11,7 +11,7 @@ from rllm_gym.algorithms.grpo import PRESETS
 from rllm_gym.algorithms.policy_gradient import Sampled
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import ConfigError
-from rllm_gym.training.rollouts import Rollouts
+from rllm_gym.training.advantage_rows import Rollouts
 from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
 
 HALF = 1 / np.sqrt(2)

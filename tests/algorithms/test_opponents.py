@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.grpo import GRPO
 from rllm_gym.data import read_episodes
-from rllm_gym.rollout.adapters import AdaptedWeights
+from rllm_gym.weights.format import AdaptedWeights
 from tests.algorithms.algorithm_helpers import distance, equal, module_weights, not_finite, toy_config
 
 pytestmark = pytest.mark.slow

@@ -16,11 +16,11 @@ from rllm_gym.algorithms.sft import SFT, SFTConfig
 from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
 from rllm_gym.errors import ConfigError, TrajectoryError
-from rllm_gym.evaluation.playing import plan_evaluation
+from rllm_gym.evaluation.evaluate import plan_evaluation
 from rllm_gym.learner.batch import deal
 from rllm_gym.learner.packing import Packing
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.sample_maker import SampleMaker, samples_of, samples_of_path
+from rllm_gym.training.recorded_samples import SampleMaker, samples_of, samples_of_path
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 from tests.algorithms.offline_helpers import make_samples, offline_config
 from tests.learner.learner_helpers import distance, gradient, largest, make_config, make_group, step

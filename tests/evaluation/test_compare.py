@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from rllm_gym.cli.rllm_gym import app
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.compare import compare, read_result
-from rllm_gym.evaluation.outcomes import Outcome, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of
+from rllm_gym.evaluation.report import Outcome, report_of
 from rllm_gym.types import SamplingParams
 
 CRAFT = Panel("rllm_gym:rllm_gym/TextCraft-v0", [f"textcraft_{k}" for k in range(12)], range(12), 6, SamplingParams(64))

@@ -16,12 +16,12 @@ from ray.rllib.algorithms import algorithm as rllib_algorithm
 
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
-from rllm_gym.evaluation import playing as evaluation
-from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table, report_of
+from rllm_gym.evaluation import evaluate as evaluation
 from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.evaluation.policy import Policy, playing_config, sampled_policy
+from rllm_gym.evaluation.report import Outcome, markdown_table, measures_table, report_of
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
-from rllm_gym.rollout import engine_set
+from rllm_gym.rollout import policies
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.types import SamplingParams
@@ -54,7 +54,7 @@ def evaluated(ray_cluster, tiny_model, tmp_path):
         resume = options.pop("resume", False)
         with (
             mock.patch.object(rllib_algorithm, "EnvRunnerGroup", Runners),
-            mock.patch.object(engine_set, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
+            mock.patch.object(policies, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
         ):
             plan = evaluation.plan_evaluation(source, panels=panels, out=tmp_path / folder, config=OPTIONS | options)
             return evaluation.play(plan, resume=resume, on_progress=interrupt), progress

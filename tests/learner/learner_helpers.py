@@ -15,9 +15,9 @@ from ray.rllib.utils.spaces.repeated import Repeated
 
 from rllm_gym.algorithms.policy_gradient import Sampled
 from rllm_gym.algorithms.registry import get_algorithm_class
+from rllm_gym.training.advantage_rows import samples_of
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
-from rllm_gym.training.rollouts import samples_of
 from rllm_gym.types import AGENT, DEFAULT_MODULE, Episode, Sample, Stream, TaskGroup, Turn
 
 VOCABULARY = 200

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, MistralConfig, Qwen2C
 from rllm_gym.learner import block_attention
 from rllm_gym.learner.batch import Batch, collate
 from rllm_gym.learner.block_attention import NAME
-from rllm_gym.learner.module_checks import notices_of
 from rllm_gym.learner.packing import Packing, Tree, _Rows
+from rllm_gym.learner.probes import notices_of
 from rllm_gym.learner.rl_module import load_language_model
 from tests.learner.learner_helpers import MODULE, distance, gradient, largest, make_config, make_group
 from tests.learner.test_packing import SIZES, save

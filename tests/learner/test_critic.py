@@ -12,8 +12,8 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.ppo import PPOConfig
-from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.types import AGENT, Turn
+from rllm_gym.weights.format import LORA_A, LORA_B
 from tests.learner.learner_helpers import (
     MODULE,
     SGD,

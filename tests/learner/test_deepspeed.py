@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rllm_gym.training.rollouts import samples_of
+from rllm_gym.training.advantage_rows import samples_of
 from rllm_gym.types import AGENT
 from tests.learner.learner_helpers import (
     MODULE,

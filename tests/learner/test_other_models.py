@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from rllm_gym.rollout.adapters import AdaptedWeights
+from rllm_gym.weights.format import AdaptedWeights
 from tests.learner.learner_helpers import MODULE, make_config, make_group, make_samples, update
 
 SIZES = {"vocab_size": 200}

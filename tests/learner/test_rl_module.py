@@ -11,9 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.rl_module import sampled_logps
-from rllm_gym.models import LORA_A, LORA_B
-from rllm_gym.rollout.adapters import AdaptedWeights
-from rllm_gym.rollout.weights import Tensors, received
+from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, received
 from tests.learner.learner_helpers import (
     MODULE,
     largest,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rllm_gym.rollout import env_pool, waiting
+from rllm_gym.rollout import env_pool, watch
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.types import TaskGroup
 
@@ -223,7 +223,7 @@ def test_without_workers_every_call_is_made_by_one_thread_in_order_while_the_loo
 @pytest.mark.parametrize("what", ["step of WaitingEnv", "the engine"])
 @pytest.mark.parametrize("num_env_workers", [0, 2])
 def test_a_loop_in_which_nothing_ends_says_what_it_waits_for(talk, make_loop, monkeypatch, num_env_workers, what):
-    monkeypatch.setattr(waiting, "FIRST_REPORT_S", 0.02)
+    monkeypatch.setattr(watch, "FIRST_REPORT_S", 0.02)
     in_engine = 2 if what == "the engine" else 0
     line = (
         f"no episode has ended for 0 s: 2 episodes are in flight, {in_engine} of them wait for the engine and "
@@ -231,7 +231,7 @@ def test_a_loop_in_which_nothing_ends_says_what_it_waits_for(talk, make_loop, mo
     )
     was_said = threading.Event()
     monkeypatch.setattr(
-        waiting.logger, "warning", lambda text, *args: re.sub(r"\d+ s", "0 s", text % args) == line and was_said.set()
+        watch.logger, "warning", lambda text, *args: re.sub(r"\d+ s", "0 s", text % args) == line and was_said.set()
     )
 
     class WaitingEnv(talk.Env):
@@ -252,8 +252,8 @@ def test_a_loop_in_which_nothing_ends_says_what_it_waits_for(talk, make_loop, mo
 def test_reports_come_at_growing_intervals_and_begin_anew_when_an_episode_has_ended(monkeypatch):
     waited_s = [0, 59, 61, 100, 121, 130, 240, 245, 30, 59, 60, 70, 125]
     said, is_over = [], threading.Event()
-    monkeypatch.setattr(waiting, "describe_waiting", lambda loop: "...")
-    monkeypatch.setattr(waiting.logger, "warning", lambda text, *args: said.append(args[0]))
+    monkeypatch.setattr(watch, "describe_waiting", lambda loop: "...")
+    monkeypatch.setattr(watch.logger, "warning", lambda text, *args: said.append(args[0]))
 
     class Loop:
         @property
@@ -264,7 +264,7 @@ def test_reports_come_at_growing_intervals_and_begin_anew_when_an_episode_has_en
             return waited_s.pop(0)
 
     loop = Loop()
-    reports = waiting.WaitingReports(loop, tick_s=0.001)
+    reports = watch.WaitingReports(loop, tick_s=0.001)
     assert is_over.wait(WAIT_S)
     reports.stop()
     assert said == [61, 130, 60, 125]

@@ -16,13 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.models import LORA_A, LORA_B
-from rllm_gym.rollout.adapters import AdaptedWeights, difference
 from rllm_gym.rollout.engines import adapter_options
 from rllm_gym.rollout.engines.vllm import VLLMEngine
-from rllm_gym.rollout.engines.weight_plan import WeightPlan
-from rllm_gym.rollout.weights import Tensors
-from rllm_gym.weight_transfer import _Incoming
+from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, difference
+from rllm_gym.weights.placement import WeightPlan
+from rllm_gym.weights.receiver import _Incoming
 from tests.conftest import make_model, make_tokenizer
 from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
 

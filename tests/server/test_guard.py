@@ -156,7 +156,7 @@ def test_bad_options_get_one_line(arguments, message):
 def test_a_worker_whose_server_is_gone_before_it_has_started_ends_without_a_word(first):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "rllm_gym.server.worker_process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "rllm_gym.server.worker", str(theirs.fileno())]
         with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as worker:
             ours.sendall(first)
             theirs.close()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import requests
 
-from rllm_gym.server.refusals import FullError, TimedOutError
+from rllm_gym.server.errors import FullError, TimedOutError
 from rllm_gym.server.sessions import SessionTable
 from tests.needs import skip_without
 from tests.serving import serving

@@ -8,7 +8,7 @@ import pytest
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import TrajectoryError
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.sample_maker import SampleMaker
+from rllm_gym.training.recorded_samples import SampleMaker
 from tests.wiring.harness import run
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

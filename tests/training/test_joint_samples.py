@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rllm_gym.training.advantage_rows import samples_of
 from rllm_gym.training.joint_samples import JointSample
-from rllm_gym.training.rollouts import samples_of
 from rllm_gym.types import Episode, Stream, TaskGroup, Turn
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rllm_gym.callbacks.opponent_pool import NUM_RECENT, Opponent, Pool, Snapshot, opponents_of
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.scripted_opponents import MovePlayer, WithMoves, check_agents
+from rllm_gym.rollout.opponents import MovePlayer, WithMoves, check_agents
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import CompletionRequest, SamplingParams
 from tests.envs.toy_multi_agent import PassTheWord, TakeAway

@@ -23,7 +23,7 @@ from ray.tune.registry import register_env
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
-from rllm_gym.rollout import engine_set
+from rllm_gym.rollout import policies
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Completion, CompletionRequest
@@ -211,7 +211,7 @@ def run(base_model: Any, *, method: str = "GRPO", steps: int = 1, **options: Any
 
     with (
         mock.patch.object(rllib_algorithm, "EnvRunnerGroup", Runners),
-        mock.patch.object(engine_set, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
+        mock.patch.object(policies, "engine_maker", lambda engine: functools.partial(Recorder, engine=engine)),
         mock.patch.object(DeepSpeedLearner, "_loss", spy),
     ):
         found = Run(config.build_algo())

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms import policy_gradient
 from rllm_gym.data import best_and_worst, read_episodes
-from rllm_gym.training.sample_maker import is_wanted
+from rllm_gym.training.recorded_samples import is_wanted
 from tests.conftest import make_tokenizer
 from tests.wiring.harness import Run, run
 

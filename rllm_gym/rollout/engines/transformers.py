@@ -15,8 +15,8 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.models import attention_of
 from rllm_gym.rollout.engines import check_options, check_weight_names
 from rllm_gym.rollout.engines.token_versions import TokenVersions
-from rllm_gym.rollout.weights import Tensors
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
+from rllm_gym.weights.format import Tensors
 
 
 class TransformersEngine:

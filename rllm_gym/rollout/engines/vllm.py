@@ -48,13 +48,12 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import dispatcher
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.models import LORA_A, LORA_B
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
 from rllm_gym.rollout.engines.split_model import all_parts, threads_shared
 from rllm_gym.rollout.engines.token_versions import TokenVersions
-from rllm_gym.rollout.engines.weight_plan import NoPlaceError, WeightPlan
-from rllm_gym.rollout.weights import Tensors
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
+from rllm_gym.weights.format import LORA_A, LORA_B, Tensors
+from rllm_gym.weights.placement import NoPlaceError, WeightPlan
 
 logger = logging.getLogger(__name__)
 _ADAPTER_NUMBERS = itertools.count(1)

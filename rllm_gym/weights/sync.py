@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
-
-from rllm_gym.weight_transfer import Shipment
 
 logger = logging.getLogger(__name__)
 
 Places = Mapping[int, tuple[str | None, str]]  # by EnvRunner: its GPU, and its process
 
 
-class WeightShipping:
+@dataclass(frozen=True)
+class WeightTransfer:
+    """What an EnvRunner gets in place of weights.
+
+    Args:
+        number: of the transfer, under which what belongs to it stands in the store.
+        address: host and port of the store.
+        far: the EnvRunners to which the learner broadcasts, in the order of their ranks.
+        near: those on the learner's own GPU.
+    """
+
+    number: int
+    address: tuple[str, int]
+    far: Sequence[int]
+    near: Sequence[int]
+
+    @property
+    def description(self) -> str:
+        """The store's key of what is broadcast: names, shapes and dtypes."""
+        return f"{self.number}/description"
+
+    def handles(self, index: int) -> str:
+        """Return the store's key of what an EnvRunner on the learner's own GPU opens."""
+        return f"{self.number}/handles/{index}"
+
+
+class WeightSync:
     """Gives the learners' weights to the EnvRunners, and waits until they have them.
 
     Args:
@@ -27,7 +51,7 @@ class WeightShipping:
     def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
         self._places: Places = {}
-        self._shipment: Shipment | None = None  # the last one
+        self._shipment: WeightTransfer | None = None  # the last one
 
     def __call__(self) -> None:
         """Sync; RLlib's own sync hands over what `get_state` returns.
@@ -54,7 +78,7 @@ class WeightShipping:
         [version, *_] = self._algorithm.on_all_learners(lambda learner: learner.policy_version)
         return {COMPONENT_RL_MODULE: self._shipment, WEIGHTS_SEQ_NO: version}
 
-    def _next(self) -> Shipment | None:
+    def _next(self) -> WeightTransfer | None:
         """Return the next shipment, None where an EnvRunner is out of the learner's reach.
 
         New connections are made where the EnvRunners are others than in the last sync.
@@ -69,13 +93,13 @@ class WeightShipping:
             self._shipment, self._places = None, places
             if places:
                 address, gpu = next(filter(None, algorithm.on_all_learners(lambda learner: learner.open_sender())))
-                self._shipment = _first_shipment(address, gpu, {index: of for index, (of, _) in places.items()})
+                self._shipment = _first_transfer(address, gpu, {index: of for index, (of, _) in places.items()})
         elif self._shipment is not None:
             self._shipment = replace(self._shipment, number=self._shipment.number + 1)
         return self._shipment
 
 
-def _first_shipment(address: tuple[str, int], gpu: str | None, gpus: Mapping[int, str | None]) -> Shipment | None:
+def _first_transfer(address: tuple[str, int], gpu: str | None, gpus: Mapping[int, str | None]) -> WeightTransfer | None:
     """Return who gets weights how, None if somebody cannot.
 
     Args:
@@ -89,4 +113,4 @@ def _first_shipment(address: tuple[str, int], gpu: str | None, gpus: Mapping[int
     else:  # NCCL goes to GPUs, and to each only once
         far_gpus = [gpus[index] for index in far]
         is_in_reach = None not in far_gpus and len(set(far_gpus)) == len(far_gpus)
-    return Shipment(0, address, far, near) if is_in_reach else None
+    return WeightTransfer(0, address, far, near) if is_in_reach else None

@@ -14,7 +14,6 @@ from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation.game import games_of
-from rllm_gym.evaluation.outcomes import Outcome, markdown_table, measures_table, outcome_of, report_of
 from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
 from rllm_gym.evaluation.policy import (
     Policy,
@@ -24,6 +23,7 @@ from rllm_gym.evaluation.policy import (
     sampled_policy,
     with_environment,
 )
+from rllm_gym.evaluation.report import Outcome, markdown_table, measures_table, outcome_of, report_of
 from rllm_gym.rollout.environments import tasks_trained_on
 from rllm_gym.types import Episode, TaskGroup
 

@@ -7,10 +7,9 @@ from unittest import mock
 import pytest
 
 from rllm_gym.algorithms import GRPOConfig
-from rllm_gym.rollout.engine_set import make_engines
-from rllm_gym.training.weight_shipping import WeightShipping
+from rllm_gym.rollout.policies import make_engines
 from rllm_gym.types import Engine
-from rllm_gym.weight_transfer import Shipment
+from rllm_gym.weights.sync import WeightSync, WeightTransfer
 from tests.wiring.harness import run
 
 
@@ -38,9 +37,9 @@ class Places:
     ],
 )
 def test_a_runner_on_the_learners_gpu_is_its_neighbour_and_the_others_are_broadcast_to(learner, runners, far, near):
-    sync = WeightShipping(Places(learner, *runners))
-    assert sync._next() == Shipment(0, ("host", 1), far, near)
-    assert sync._next() == Shipment(1, ("host", 1), far, near)
+    sync = WeightSync(Places(learner, *runners))
+    assert sync._next() == WeightTransfer(0, ("host", 1), far, near)
+    assert sync._next() == WeightTransfer(1, ("host", 1), far, near)
 
 
 @pytest.mark.parametrize(
@@ -53,17 +52,17 @@ def test_a_runner_on_the_learners_gpu_is_its_neighbour_and_the_others_are_broadc
     ],
 )
 def test_where_a_runner_is_out_of_reach_all_get_weights_through_the_object_store(learner, runners):
-    assert WeightShipping(Places(learner, *runners))._next() is None
+    assert WeightSync(Places(learner, *runners))._next() is None
 
 
 def test_new_connections_are_made_only_when_the_runners_are_others():
     places = Places("a", "a")
-    sync = WeightShipping(places)
-    assert sync._next() == Shipment(0, ("host", 1), [], [1])
+    sync = WeightSync(places)
+    assert sync._next() == WeightTransfer(0, ("host", 1), [], [1])
     sync._shipment = None  # it has failed
     assert sync._next() is None
     places.runners = ("a", "b")
-    assert sync._next() == Shipment(0, ("host", 1), [2], [1])
+    assert sync._next() == WeightTransfer(0, ("host", 1), [2], [1])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A worker process: `python -m rllm_gym.server.worker_process FD` answers requests that come as JSON lines on a socket.
+"""A worker process: `python -m rllm_gym.server.worker FD` answers requests that come as JSON lines on a socket.
 
 The first line says which environments there are, and is answered by an empty list. A request is [number, method,
 arguments...], its answer [number, "ok", result] or [number, why there is none...]. Requests run in threads, so that an

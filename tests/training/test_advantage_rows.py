@@ -10,7 +10,7 @@ import torch
 
 from rllm_gym.algorithms.functional import group_relative_advantage
 from rllm_gym.algorithms.ppo import PPO, PPOConfig
-from rllm_gym.training.rollouts import Rollouts, samples_of
+from rllm_gym.training.advantage_rows import Rollouts, samples_of
 from rllm_gym.types import Episode, Sample, Stream, TaskGroup, Turn
 
 

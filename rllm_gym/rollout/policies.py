@@ -1,56 +1,87 @@
-"""Weights as EnvRunners get them, those of the object store in its own memory, which is only read; who holds which."""
+"""The engines of an EnvRunner, one for each policy and each opponent, and the weights that they hold."""
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
 import torch
 
-from rllm_gym.errors import RllmGymError
-from rllm_gym.models import BFLOAT16_BITS, LORA_A
-from rllm_gym.rollout.adapters import AdaptedWeights, difference
+from rllm_gym.errors import ConfigError, RllmGymError
+from rllm_gym.models import resolve_base_model
+from rllm_gym.rollout.engines import engine_maker
+from rllm_gym.rollout.opponents import SCRIPTED, MovePlayer
+from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Engine
-from rllm_gym.weight_transfer import Receiver, Shipment
+from rllm_gym.weights.format import LORA_A, AdaptedWeights, difference, received
 
 OpponentWeights = Mapping[str, tuple[int, ray.ObjectRef]]  # by module: policy version and weights
 
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+
+def base_models_of(config: Any, policy_ids: Iterable[str], opponents: Mapping[str, Any], space: Any) -> dict[str, str]:
+    """Return the model that each module's weights belong to, by name or folder.
+
+    Args:
+        opponents: by agent, who plays it if no policy does.
+        space: of the observations and the actions, which RLlib asks for.
+    """
+    spaces = dict.fromkeys(policy_ids, (space, space))
+    specs = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).rl_module_specs
+    models = {id_: str(resolve_base_model(specs[id_].model_config["base_model"])) for id_ in spaces}
+    for agent_id, opponent in opponents.items():
+        if opponent.is_model:
+            own = opponent.hugging_face_model
+            model = models[config.policy_of(agent_id)] if own is None else str(resolve_base_model(own))
+            models[opponent.module_of(agent_id)] = model
+    return models
 
 
-class Tensors(Mapping[str, torch.Tensor]):
-    """Arrays and tensors by name, all as tensors, without copies."""
+def make_engines(
+    config: Any,
+    base_models: Mapping[str, str],
+    opponents: Mapping[str, Any],
+    adapter_hosts: Mapping[str, str],
+    chat: ChatTokenizer,
+) -> dict[str, Engine]:
+    """Return an engine by module, also those that say what random and expert players do.
 
-    def __init__(self, weights: Mapping[str, Any]) -> None:
-        self._weights = weights
+    Args:
+        adapter_hosts: by opponent's module, the policy on whose engine it rides as an adapter.
+    """
+    # In one process vLLM lets one engine sleep.
+    may_sleep = config.shares_gpus_by_turns and len(base_models) - len(adapter_hosts) == 1
+    engines: dict[str, Engine] = {}
+    for module_id in sorted(base_models, key=lambda module_id: module_id in adapter_hosts):  # hosts first
+        _check_tokenizer(config, module_id, base_models[module_id], chat)
+        if policy_id := adapter_hosts.get(module_id):
+            host: Any = engines[policy_id]
+            engines[module_id] = host.with_adapter()
+        else:
+            engines[module_id] = engine_maker(config.engine)(
+                base_models[module_id],
+                dtype=config.weight_dtype,
+                max_model_len=config.max_model_len,
+                max_num_seqs=config.num_envs_per_env_runner,
+                options={
+                    **({"enable_sleep_mode": True} if may_sleep else {}),
+                    **config.adapter_options(module_id),
+                    **config.engine_options,
+                },
+            )
+    for kind in dict.fromkeys(opponent.kind for opponent in opponents.values() if opponent.kind in SCRIPTED):
+        engines[kind] = MovePlayer(chat, max_context_tokens=config.max_model_len)
+    return engines
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return torch.as_tensor(self._weights[name])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-
-def received(weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return weights as engines take them: bfloat16, whose bits came, as tensors."""
-    return {
-        name: torch.as_tensor(value).view(torch.bfloat16) if str(value.dtype) == BFLOAT16_BITS else value
-        for name, value in weights.items()
-    }
-
-
-def arriving(sent: Any, receiver: Receiver) -> contextlib.AbstractContextManager[Mapping[str, Mapping[str, Any]]]:
-    """Give an EnvRunner its weights, by module: what came through the object store, or what the learner sends."""
-    if isinstance(sent, Shipment):
-        return receiver.weights(sent)
-    weights = ray.get(sent) if isinstance(sent, ray.ObjectRef) else sent
-    return contextlib.nullcontext({module_id: received(of_module) for module_id, of_module in weights.items()})
+def _check_tokenizer(config: Any, module_id: str, model: str, chat: ChatTokenizer) -> None:
+    if model == str(resolve_base_model(config.base_model)):
+        return
+    if ChatTokenizer(model, config.chat_template).tokenizer.get_vocab() != chat.tokenizer.get_vocab():
+        raise ConfigError(
+            f"policy {module_id!r}: all policies of a run must have the same tokenizer, which the environments "
+            f"write with; got {model!r} beside {config.base_model!r}. Choose models of one family."
+        )
 
 
 class EngineWeights:

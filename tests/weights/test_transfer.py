@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from rllm_gym.errors import RllmGymError
-from rllm_gym.weight_transfer import Receiver, Sender, Shipment, TransferError
+from rllm_gym.weights.receiver import Receiver
+from rllm_gym.weights.sender import Sender, TransferError
+from rllm_gym.weights.sync import WeightTransfer
 
 CPU = torch.device("cpu")
 
@@ -29,7 +31,7 @@ def make_weights(number: int, device: torch.device = CPU) -> dict:
     }
 
 
-def receive(shipment: Shipment, index: int, receiver: Receiver | None = None) -> dict:
+def receive(shipment: WeightTransfer, index: int, receiver: Receiver | None = None) -> dict:
     """Return what an EnvRunner gets, read in another order than it is sent."""
     with (receiver or Receiver(index)).weights(shipment) as weights:
         names = [(module_id, name) for module_id in reversed(weights) for name in [*weights[module_id]][::-1]]
@@ -64,7 +66,7 @@ def beside(*functions) -> list:
 def test_everybody_gets_what_is_broadcast_in_whatever_order_it_is_read():
     sender, receivers = Sender(CPU), {index: Receiver(index) for index in (7, 3)}
     for number in range(3):
-        shipment = Shipment(number, sender.address, far=(7, 3), near=())
+        shipment = WeightTransfer(number, sender.address, far=(7, 3), near=())
         weights = make_weights(number)
         failed, *found = beside(
             partial(sender.send, weights, shipment),
@@ -81,7 +83,7 @@ def test_what_an_engine_does_not_read_is_not_waited_for_and_nothing_is_read_twic
             assert "head" in weights["policy"] and "heads" not in weights["policy"]
             return [weights["policy"][name] for name in names]
 
-    shipments = [Shipment(number, sender.address, far=(1,), near=()) for number in range(3)]
+    shipments = [WeightTransfer(number, sender.address, far=(1,), near=()) for number in range(3)]
     failed, found = beside(lambda: sender.send(make_weights(0), shipments[0]), lambda: read(shipments[0], "embed"))
     assert failed is None and len(found) == 1  # the learner has sent all of it
     failed, error = beside(
@@ -97,8 +99,8 @@ def test_what_an_engine_does_not_read_is_not_waited_for_and_nothing_is_read_twic
 
 def die_in_the_second(address: tuple[str, int], begun) -> None:
     receiver = Receiver(2)
-    receive(Shipment(0, address, (1, 2), ()), 2, receiver)
-    with receiver.weights(Shipment(1, address, (1, 2), ())):
+    receive(WeightTransfer(0, address, (1, 2), ()), 2, receiver)
+    with receiver.weights(WeightTransfer(1, address, (1, 2), ())):
         begun.set()
         time.sleep(60)
 
@@ -108,7 +110,7 @@ def test_where_one_dies_the_learner_and_the_others_hear_of_it_at_once():
     sender, receiver, begun = Sender(CPU), Receiver(1), context.Event()
     process = context.Process(target=die_in_the_second, args=(sender.address, begun), daemon=True)
     process.start()
-    shipments = [Shipment(number, sender.address, (1, 2), ()) for number in range(2)]
+    shipments = [WeightTransfer(number, sender.address, (1, 2), ()) for number in range(2)]
     failed, found = beside(
         lambda: sender.send(make_weights(0), shipments[0]), lambda: receive(shipments[0], 1, receiver)
     )
@@ -130,7 +132,7 @@ def test_where_one_dies_the_learner_and_the_others_hear_of_it_at_once():
 
 def test_a_learner_that_fails_closes_its_end_and_the_others_hear_of_it_at_once():
     sender, receivers = Sender(CPU), [Receiver(1), Receiver(2)]
-    shipments = [Shipment(number, sender.address, (1, 2), ()) for number in range(2)]
+    shipments = [WeightTransfer(number, sender.address, (1, 2), ()) for number in range(2)]
 
     def transfer(shipment):
         return beside(
@@ -148,9 +150,9 @@ def test_a_learner_that_fails_closes_its_end_and_the_others_hear_of_it_at_once()
 
 
 def test_one_that_is_not_there_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr("rllm_gym.weight_transfer.CONNECT_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("rllm_gym.weights.sender.CONNECT_TIMEOUT", timedelta(seconds=1))
     sender = Sender(CPU)
-    shipment = Shipment(0, sender.address, (1, 2), ())
+    shipment = WeightTransfer(0, sender.address, (1, 2), ())
     begun = time.monotonic()
     errors = beside(lambda: sender.send(make_weights(0), shipment), lambda: receive(shipment, 1))
     assert all(isinstance(error, TransferError) for error in errors)
@@ -161,7 +163,7 @@ def open_where_they_lie(address: tuple[str, int], index: int, found) -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
     receiver = Receiver(index)
     for number in range(2):
-        found.put(receive(Shipment(number, address, (), (1, 2)), index, receiver))
+        found.put(receive(WeightTransfer(number, address, (), (1, 2)), index, receiver))
 
 
 def check_near(device: torch.device) -> None:
@@ -174,7 +176,7 @@ def check_near(device: torch.device) -> None:
             ended.callback(process.kill)
         for number in range(2):
             weights = make_weights(number, device)
-            sender.send(weights, Shipment(number, sender.address, (), (1, 2)))
+            sender.send(weights, WeightTransfer(number, sender.address, (), (1, 2)))
             assert all(same(queue.get(timeout=30), weights) for _ in processes)
 
 
@@ -197,7 +199,7 @@ def receive_on(gpu: int, address: tuple[str, int], found) -> None:
     torch.cuda.set_device(gpu)
     receiver = Receiver(1)
     receiver._device = torch.device("cuda", gpu)
-    found.put(receive(Shipment(0, address, (1,), ()), 1, receiver))
+    found.put(receive(WeightTransfer(0, address, (1,), ()), 1, receiver))
 
 
 @pytest.mark.gpu
@@ -208,6 +210,6 @@ def test_weights_are_broadcast_from_gpu_to_gpu():
     process = context.Process(target=receive_on, args=(1, sender.address, queue))
     process.start()
     weights = make_weights(3, torch.device("cuda", 0))
-    sender.send(weights, Shipment(0, sender.address, (1,), ()))
+    sender.send(weights, WeightTransfer(0, sender.address, (1,), ()))
     assert same(queue.get(timeout=60), weights)
     process.join()
