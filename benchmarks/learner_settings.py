@@ -32,7 +32,7 @@ def train(setting: dict[str, Any], steps: int) -> dict[str, list[float]]:
     import ray
 
     from rllm_gym.algorithms.registry import get_algorithm_class
-    from rllm_gym.cli.source import read_yaml
+    from rllm_gym.cli.train.source import read_yaml
 
     document, _ = read_yaml(QUICKSTART)
     [quickstart] = document.values()

@@ -67,7 +67,7 @@ def run_one(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, An
     """Train once and return the row."""
     from rllm_gym.algorithms.registry import get_algorithm_class
     from rllm_gym.cli.ray_session import prepare_driver
-    from rllm_gym.cli.source import read_yaml
+    from rllm_gym.cli.train.source import read_yaml
 
     prepare_driver(None)
     import ray

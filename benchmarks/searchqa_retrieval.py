@@ -61,7 +61,8 @@ def median_ms(search: Callable[[Any], Any], queries: Sequence[Any]) -> float:
 def build_in_child(corpus: Path, folder: Path) -> tuple[float, float]:
     """Return the seconds of `rllm-gym index` and the most memory it held, in MB."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "rllm_gym.cli.rllm_gym", "index", str(corpus), str(folder)], check=True)
+    command = [sys.executable, "-m", "rllm_gym.cli.main", "rllm-gym", "index", str(corpus), str(folder)]
+    subprocess.run(command, check=True)
     return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 

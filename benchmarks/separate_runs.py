@@ -66,7 +66,9 @@ def quickstart(folder: Path, name: str, **settings: Any) -> list[dict[str, Any]]
         experiment["config"] |= {"evaluation_seed": 0, **settings}
         file = folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump({name: experiment}), encoding="utf-8")
-        command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", file, "--storage-path", folder / "runs"]
-        subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "train", "file", file]
+        subprocess.run(
+            [*map(str, command), "--storage-path", str(folder / "runs")], check=True, stdout=subprocess.DEVNULL
+        )
     [results] = (folder / "runs" / name).glob("*/result.json")
     return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]

@@ -34,7 +34,7 @@ ACTION = "inventory"  # AgentGym's own server takes no thought
 
 @contextlib.contextmanager
 def server(*arguments: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", "serve", "--env", "TextCraft-v0", "--port", "0"]
+    command = [sys.executable, "-m", "rllm_gym.cli.main", "rllm-gym", "serve", "--env", "TextCraft-v0", "--port", "0"]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -39,7 +39,8 @@ def times_s(checkout: Path) -> dict[str, float]:
     """Run it once; return the seconds until each moment, and until the end."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(short_quickstart(Path(folder)))]
+        file = str(short_quickstart(Path(folder)))
+        command = [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "train", "file", file]
         begun = time.perf_counter()
         with subprocess.Popen(
             command,

@@ -16,9 +16,9 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.tune.trainable import trainable
 from transformers import AutoModelForCausalLM  # before an algorithm imports it in a thread, beside its runner
 
-from rllm_gym.cli.check import check_experiment
-from rllm_gym.cli.experiment import read_experiment
-from rllm_gym.cli.written import check_written
+from rllm_gym.cli.train.check import check_experiment
+from rllm_gym.cli.train.experiment import read_experiment
+from rllm_gym.cli.train.written import check_written
 from rllm_gym.rollout import policies
 from rllm_gym.types import Engine
 

@@ -24,7 +24,7 @@ class Served(NamedTuple):
 @contextlib.contextmanager
 def serving(*arguments: str, env: dict[str, str] | None = None, serve: str = "serve") -> Iterator[Served]:
     """Run `rllm-gym serve`, or another that serves, on a free port, and end it by SIGTERM, which it must obey."""
-    command = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", serve, "--port", "0", *arguments]
+    command = [sys.executable, "-m", "rllm_gym.cli.main", "rllm-gym", serve, "--port", "0", *arguments]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

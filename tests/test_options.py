@@ -68,7 +68,7 @@ def test_what_others_name_is_what_the_table_names():
 
     from rllm_gym.algorithms.functional import KL_KINDS
     from rllm_gym.algorithms.grpo import PRESETS
-    from rllm_gym.cli.written import CHECKPOINT_OPTIONS
+    from rllm_gym.cli.train.written import CHECKPOINT_OPTIONS
 
     fields = {field.name for field in dataclasses.fields(CheckpointConfig) if not field.name.startswith("_")}
     assert fields == CHECKPOINT_OPTIONS.keys()
@@ -155,7 +155,7 @@ def test_a_mistake_in_a_file_is_told_without_loading_ray_or_torch(tmp_path):
     for k, written in enumerate(FAULTS):
         (tmp_path / f"{k}.yaml").write_text(f"x:\n  run: GRPO\n  env: rllm_gym/TextCraft-v0\n  {written}\n")
     code = (
-        "import sys\nfrom rllm_gym.cli.rllib import app\n"
+        "import sys\nfrom rllm_gym.cli.main import make_rllib_app\napp = make_rllib_app()\n"
         f"for k in range({len(FAULTS)}):\n    app(['train', 'file', f'{{k}}.yaml'], standalone_mode=False)\n"
         "print([name for name in ('ray', 'torch', 'vllm', 'deepspeed') if name in sys.modules])\n"
     )

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from setuptools import find_packages
 
 import rllm_gym
-from rllm_gym.cli.commands import TRAINER
+from rllm_gym.cli.requirements import TRAINER
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,14 +20,16 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from rllm_gym.algorithms.grpo import PRESETS
-from rllm_gym.cli.experiment import read_experiment
-from rllm_gym.cli.rllib import app as rllib_app
-from rllm_gym.cli.rllm_gym import app as rllm_gym_app
-from rllm_gym.cli.written import check_written
+from rllm_gym.cli.main import make_rllib_app, make_rllm_gym_app
+from rllm_gym.cli.train.experiment import read_experiment
+from rllm_gym.cli.train.written import check_written
 from rllm_gym.data import TrajectoryWriter
 from rllm_gym.options import options_of
 from rllm_gym.options.each_method import TABLES
 from tests.data.test_trajectories import record
+
+rllib_app = make_rllib_app()
+rllm_gym_app = make_rllm_gym_app()
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

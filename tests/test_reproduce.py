@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli import preview
-from rllm_gym.cli.rllib import app as rllib
-from rllm_gym.cli.rllm_gym import app as rllm_gym
+from rllm_gym.cli.main import make_rllib_app, make_rllm_gym_app
+from rllm_gym.cli.train import preview
 from rllm_gym.data import read_episodes
 from rllm_gym.evaluation.panel import read_panel
+
+rllib = make_rllib_app()
+rllm_gym = make_rllm_gym_app()
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
@@ -116,8 +118,8 @@ def test_from_lists_to_the_papers_table(files):
     assert made.exit_code == 0, made.output
     (files / "babyai.json").write_text(made.stdout)
     played = subprocess.run(
-        [sys.executable, "-m", "rllm_gym.cli.rllib", "evaluate", "tiny", "--panel", "babyai.json", "--out", "results",
-         "--config", '{"max_model_len": 2048, "engine": "transformers"}'],
+        [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "evaluate", "tiny", "--panel", "babyai.json",
+         "--out", "results", "--config", '{"max_model_len": 2048, "engine": "transformers"}'],
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert played.returncode == 0, played.stderr[-2000:]

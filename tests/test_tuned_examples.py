@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli import preview
-from rllm_gym.cli.rllib import app
+from rllm_gym.cli.main import make_rllib_app
+from rllm_gym.cli.train import preview
+
+app = make_rllib_app()
 
 FOLDER = Path(__file__).parents[1] / "tuned_examples"
 EXAMPLES = sorted(FOLDER.rglob("*.yaml"))

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import RayAddress, errors_in_one_line, json_mapping
+from rllm_gym.cli.requirements import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.errors import ConfigError, nearest
 

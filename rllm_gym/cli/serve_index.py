@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.commands import missing_of
 from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.requirements import missing_of
 from rllm_gym.cli.serve import SERVER, address_error, check_reach, say
 from rllm_gym.envs.searchqa.retrievers import load_retriever
 from rllm_gym.errors import ConfigError

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.commands import missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.requirements import missing_of, trainer_message
 from rllm_gym.errors import ConfigError
 
 MAX_CHARS = 2000

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rllm_gym.cli.commands import missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line, refuse_beside
+from rllm_gym.cli.requirements import missing_of, trainer_message
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.errors import ConfigError
 

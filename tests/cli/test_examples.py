@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rllm_gym.cli.examples import find_example
-from rllm_gym.cli.rllib import app
+from rllm_gym.cli.main import make_rllib_app
+
+app = make_rllib_app()
 
 FOLDER = Path(__file__).parents[2] / "tuned_examples"
 

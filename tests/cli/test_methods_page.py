@@ -15,8 +15,10 @@ import yaml
 from typer.testing import CliRunner
 
 from rllm_gym.checkpoints import read_results
-from rllm_gym.cli.rllib import app
+from rllm_gym.cli.main import make_rllib_app
 from rllm_gym.data import read_episodes
+
+app = make_rllib_app()
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 [METHOD], [EXPERIMENT], [COMMAND] = (
@@ -49,7 +51,7 @@ def test_the_example_trains_with_its_own_advantage_and_loss(folder):
     experiment["mine"]["config"] |= SMALLER
     (folder / "mine.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-P", "-m", "rllm_gym.cli.rllib", *COMMAND.partition("#")[0].split()[1:]]
+    command = [sys.executable, "-P", "-m", "rllm_gym.cli.main", "rllib", *COMMAND.partition("#")[0].split()[1:]]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 

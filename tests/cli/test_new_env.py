@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllib import app as rllib
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllib_app, make_rllm_gym_app
+
+rllib = make_rllib_app()
+app = make_rllm_gym_app()
 
 CLASS = "import gymnasium\nfrom rllm_gym.envs import UnicodeText\n\nclass Mine(gymnasium.Env):\n"
 
@@ -33,9 +35,9 @@ def test_what_it_writes_passes_its_tests_and_a_check_as_it_stands(tmp_path, name
     code = (
         "import sys, pytest\n"
         "assert pytest.main(['-q', '-p', 'no:cacheprovider']) == 0\n"
-        "from rllm_gym.cli.rllm_gym import main\n"
+        "from rllm_gym.cli.main import rllm_gym\n"
         f"sys.argv = ['rllm-gym', 'check-env', {env_id!r}]\n"
-        "main()\n"
+        "rllm_gym()\n"
     )
     tests = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
     assert tests.returncode == 0, tests.stdout + tests.stderr

@@ -17,10 +17,12 @@ import torch
 from typer.testing import CliRunner
 
 from rllm_gym.cli import ray_session
+from rllm_gym.cli.main import make_rllib_app
 from rllm_gym.cli.ray_session import probe
-from rllm_gym.cli.rllib import app
-from rllm_gym.cli.storage import check_storage
+from rllm_gym.cli.train.storage import check_storage
 from rllm_gym.errors import ConfigError
+
+app = make_rllib_app()
 
 EXPERIMENT = """\
 x:
@@ -89,7 +91,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 def test_a_dead_ray_address_ends_the_command_before_anything_is_loaded(tmp_path: Path, free_port: int) -> None:
     (tmp_path / "x.yaml").write_text(EXPERIMENT.format(gpus=0))
     done = subprocess.run(
-        [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", "x.yaml"],
+        [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "train", "file", "x.yaml"],
         cwd=tmp_path, env={"RAY_ADDRESS": f"127.0.0.1:{free_port}", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip

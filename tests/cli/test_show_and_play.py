@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllm_gym_app
 from rllm_gym.data import EpisodeRecord, TrajectoryWriter, TurnRecord
+
+app = make_rllm_gym_app()
 
 
 def record(number, *, is_success=False, item="textcraft_1", split="train", action="left", **fields):

@@ -8,10 +8,12 @@ import zipfile
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllm_gym_app
 from rllm_gym.data import EpisodeRecord, TrajectoryWriter, TurnRecord, read_episodes
 from rllm_gym.data.exchange import import_records
 from rllm_gym.errors import ConfigError, TrajectoryError
+
+app = make_rllm_gym_app()
 
 
 def record(number, *, item="textcraft_1", replies=("left", "right"), rewards=(0.0, 1.0), closing="Done.", **fields):

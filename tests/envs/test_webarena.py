@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllm_gym_app
 from rllm_gym.cli.web_check import _origin
 from rllm_gym.envs.web.browser import Browser
 from rllm_gym.envs.webarena import judge, login, tasks
@@ -25,6 +25,8 @@ from rllm_gym.errors import ConfigError, EnvError
 sys.path.insert(0, str(Path(__file__).parent))
 from webarena_oracle import load_evaluators
 from webarena_shop import Shop
+
+app = make_rllm_gym_app()
 
 pytestmark = pytest.mark.slow
 

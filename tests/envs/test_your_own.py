@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from typer.testing import CliRunner
 
 from rllm_gym import make_env, register_text_env
-from rllm_gym.cli.rllib import app
+from rllm_gym.cli.main import make_rllib_app
 from rllm_gym.envs import UnicodeText, wrap
 from rllm_gym.envs.wrappers import MAX_TOKENS, TokenEnv
 from rllm_gym.errors import ConfigError, EnvError
@@ -20,6 +20,8 @@ from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import RolloutLoop, seed_of
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.types import SamplingParams, TaskGroup
+
+app = make_rllib_app()
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments" / "your_own.md").read_text(encoding="utf-8")
 BLOCKS = {kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) for kind in ("python", "yaml", "bash")}

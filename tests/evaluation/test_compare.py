@@ -8,12 +8,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllm_gym_app
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.compare import compare, read_result
 from rllm_gym.evaluation.panel import Panel, hash_of
 from rllm_gym.evaluation.report import Outcome, report_of
 from rllm_gym.types import SamplingParams
+
+app = make_rllm_gym_app()
 
 CRAFT = Panel("rllm_gym:rllm_gym/TextCraft-v0", [f"textcraft_{k}" for k in range(12)], range(12), 6, SamplingParams(64))
 BABY = dataclasses.replace(CRAFT, env="rllm_gym:rllm_gym/BabyAI-v0", item_ids=["babyai_1", "babyai_2"], seeds=[1, 2])

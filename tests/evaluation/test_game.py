@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rllm_gym.cli.evaluation import game_lines
+from rllm_gym.cli.evaluate import game_lines
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation import evaluate, evaluate_game
 from rllm_gym.games.measure import measure

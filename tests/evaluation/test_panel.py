@@ -11,8 +11,7 @@ import random
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllib import app as rllib
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllib_app, make_rllm_gym_app
 from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.textcraft.recipes import load_book
@@ -22,6 +21,9 @@ from rllm_gym.evaluation.published_lists import read_test_list
 from rllm_gym.options.every_method import SamplingOptions
 from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env, tasks_trained_on
 from rllm_gym.types import SamplingParams
+
+rllib = make_rllib_app()
+app = make_rllm_gym_app()
 
 TEXTCRAFT = "rllm_gym:rllm_gym/TextCraft-v0"
 

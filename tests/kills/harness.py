@@ -101,7 +101,8 @@ class Run:
         }
         path = self.folder / "x.yaml"
         path.write_text(yaml.safe_dump({NAME: experiment}))
-        command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), *self.arguments, *arguments]
+        command = [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "train", "file", str(path)]
+        command += [*self.arguments, *arguments]
         self.num_starts += 1
         with (self.folder / f"output{self.num_starts}.txt").open("w") as output:
             self.process = subprocess.Popen(
@@ -268,7 +269,7 @@ def is_kind(kind: str, process: psutil.Process) -> bool:
     title, text = line[0] if line else "", " ".join(line)
     match kind:
         case "driver":
-            return "rllm_gym.cli.rllib" in line
+            return "rllm_gym.cli.main" in line
         case "runner":
             return title.startswith("ray::LLMEnvRunner")
         case "trainer":

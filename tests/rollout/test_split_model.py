@@ -82,7 +82,7 @@ def train(folder):
     file = folder / "split.yaml"
     file.write_text(yaml.safe_dump({"split": EXPERIMENT}))
     return subprocess.Popen(
-        [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(file)],
+        [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "train", "file", str(file)],
         cwd=folder,
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
         stdout=subprocess.PIPE,

@@ -26,7 +26,7 @@ def guarded():
 
 
 def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", "serve", *arguments]
+    command = [sys.executable, "-m", "rllm_gym.cli.main", "rllm-gym", "serve", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ})
 
 

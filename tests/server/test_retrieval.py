@@ -18,7 +18,7 @@ from rllm_gym.envs.searchqa.retrievers.http import HttpRetriever
 from rllm_gym.errors import EnvError
 from tests.serving import ROOT, serving
 
-COMMAND = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", "serve-index"]
+COMMAND = [sys.executable, "-m", "rllm_gym.cli.main", "rllm-gym", "serve-index"]
 QUERIES = ["capital of Nepal", "capital of Peru", "xyzzy"]
 
 

@@ -396,7 +396,7 @@ def test_an_episode_that_failed_shows_why(open_page, tmp_path, serve):
 
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(runs, tmp_path):
-    command = [sys.executable, "-m", "rllm_gym.cli.rllm_gym", "view", str(runs[0]), "--port", "0"]
+    command = [sys.executable, "-m", "rllm_gym.cli.main", "rllm-gym", "view", str(runs[0]), "--port", "0"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
     try:

@@ -9,8 +9,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllm_gym import app
+from rllm_gym.cli.main import make_rllm_gym_app
 from rllm_gym.viewer.page import SCRIPTS, STATIC, STYLES, self_contained_page, static_files
+
+app = make_rllm_gym_app()
 
 
 def ask(address, path, *, method="GET", body=None, **headers):

@@ -9,8 +9,8 @@ from ray.tune import Callback
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rllm_gym.cli.result_files import sample_episode
-from rllm_gym.cli.summary import describe_evaluation
+from rllm_gym.cli.train.results import sample_episode
+from rllm_gym.cli.train.summary import describe_evaluation
 
 BAR_AFTER_S, LINE_AFTER_S = 3.0, 15.0  # of a sampling
 

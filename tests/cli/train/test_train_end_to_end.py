@@ -19,7 +19,7 @@ from rllm_gym.lineage import RESUMED_FROM
 # One process runs them all, since they share a folder.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("end_to_end")]
 
-QUICKSTART = Path(__file__).parents[2] / "tuned_examples" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "tuned_examples" / "quickstart.yaml"
 SMALLER = {
     "groups_per_step": 2,
     "group_size": 4,
@@ -42,14 +42,14 @@ def write_experiment(folder: Path, stop: int, **config: object) -> Path:
     return path
 
 
-def command(module: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-m", f"rllm_gym.cli.{module}", *map(str, arguments)]
+def command(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", "rllm_gym.cli.main", name, *map(str, arguments)]
 
 
-def run(folder: Path, module: str, *arguments: object) -> str:
+def run(folder: Path, name: str, *arguments: object) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        command(module, *arguments), cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+        command(name, *arguments), cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -166,7 +166,7 @@ def test_a_run_is_evaluated_and_exported(ended: tuple[Path, list[str]]) -> None:
     assert len(list(read_episodes(folder / "evaluated"))) == 6
     assert report["success_interval"][0] <= report["success_rate"] <= report["success_interval"][1]
 
-    run(folder, "rllm_gym", "export", "runs/e2e", "exported")
+    run(folder, "rllm-gym", "export", "runs/e2e", "exported")
     lm = AutoModelForCausalLM.from_pretrained(folder / "exported", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder / "exported")
     assert tokenizer.chat_template
@@ -176,7 +176,7 @@ def test_a_run_is_evaluated_and_exported(ended: tuple[Path, list[str]]) -> None:
     ids = prompt["input_ids"] if hasattr(prompt, "keys") else prompt
     assert lm.generate(ids, max_new_tokens=4, do_sample=False).shape[1] > ids.shape[1]
     refused = subprocess.run(
-        command("rllm_gym", "export", "runs/e2e", "exported"), cwd=folder, capture_output=True, text=True
+        command("rllm-gym", "export", "runs/e2e", "exported"), cwd=folder, capture_output=True, text=True
     )
     assert refused.returncode == 2
     assert refused.stderr == "export: the folder must be empty; got 'exported'. Choose another one, or use --force.\n"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rllm_gym.cli.launch import StopWhen, describe_error, describe_summary, ending_on_signals
-from rllm_gym.cli.progress import ProgressReporter, step_line
 from rllm_gym.cli.ray_session import check_capacity
-from rllm_gym.cli.result_files import sample_episode
-from rllm_gym.cli.summary import draw_curve, smoothed, write_summary
+from rllm_gym.cli.train.launch import StopWhen, describe_error, describe_summary, ending_on_signals
+from rllm_gym.cli.train.progress import ProgressReporter, step_line
+from rllm_gym.cli.train.results import sample_episode
+from rllm_gym.cli.train.summary import draw_curve, smoothed, write_summary
 from rllm_gym.data import EpisodeRecord, TurnRecord, latest_episode
 from rllm_gym.errors import (
     ChatTemplateError,
@@ -178,7 +178,7 @@ def stored_episode(folder: Path, train_step: int, item_id: str, **fields: Any) -
 
 def test_a_long_sampling_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("rllm_gym.cli.progress.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("rllm_gym.cli.train.progress.time.monotonic", lambda: now_s)
     out = io.StringIO()
     reporter = ProgressReporter(Console(file=out, width=200), last_step=4, num_trials=1)
     for seconds, num_done in ((0, 1), (10, 5), (16, 9), (20, 11), (32, 20), (33, 0), (50, 2), (60, 3)):

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
-from rllm_gym.cli.experiment import Experiment
-from rllm_gym.cli.source import ExperimentError, KeyPath, one_line
-from rllm_gym.cli.sweeps import SCHEDULERS, combinations, find_samplers, sampler_fault, values_of
+from rllm_gym.cli.train.experiment import Experiment
+from rllm_gym.cli.train.source import ExperimentError, KeyPath, one_line
+from rllm_gym.cli.train.sweeps import SCHEDULERS, combinations, find_samplers, sampler_fault, values_of
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options import UNSET, options_of, table_of, unknown_option
 from rllm_gym.options.bounds import Count, CountOrZero

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ray.tune.registry import register_env
 
-from rllm_gym.cli import first_prompt
+from rllm_gym.cli.train import first_prompt
 from rllm_gym.rollout.environments import make_token_env
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT

@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rllm_gym.cli.source import KeyPath, one_line
-from rllm_gym.cli.source_hints import dataclass_hints
-from rllm_gym.cli.sweeps import combinations
+from rllm_gym.cli.train.source import KeyPath, one_line
+from rllm_gym.cli.train.source_hints import dataclass_hints
+from rllm_gym.cli.train.sweeps import combinations
 from rllm_gym.errors import nearest
 from rllm_gym.options.values import type_fault
 from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS

@@ -14,10 +14,10 @@ import pytest
 from ray.tune import TuneError
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
 
-from rllm_gym.cli.launch import describe_error, storage_errors_as_they_are
-from rllm_gym.cli.result_files import result_writers
+from rllm_gym.cli.train.launch import describe_error, storage_errors_as_they_are
+from rllm_gym.cli.train.results import result_writers
 from rllm_gym.errors import StorageError
-from tests.cli.test_reporting import stored_episode
+from tests.cli.train.test_reporting import stored_episode
 
 
 def trial(folder: Path) -> Any:

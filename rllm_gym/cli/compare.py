@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.commands import TRAINER, missing_of, trainer_message
 from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.requirements import TRAINER, missing_of, trainer_message
 from rllm_gym.errors import ConfigError
 
 NUM_SHOWN = 20

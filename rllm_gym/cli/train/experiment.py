@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.cli.loggers import DEFAULT_LOGGERS, logger_fault
-from rllm_gym.cli.source import ExperimentError, KeyPath, Source, parse_yaml, read_yaml
+from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS, logger_fault
+from rllm_gym.cli.train.source import ExperimentError, KeyPath, Source, parse_yaml, read_yaml
 from rllm_gym.errors import nearest
 
 KEYS = ("run", "env", "stop", "config", "checkpoint_config", "num_samples", "scheduler", "loggers")

@@ -44,7 +44,8 @@ def cluster():
 def train(folder: Path, cluster: Cluster, num_env_runners: int) -> subprocess.CompletedProcess[str]:
     path = folder / "x.yaml"
     path.write_text(EXPERIMENT.format(num_env_runners=num_env_runners))
-    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), "--ray-address", cluster.address]
+    command = [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "train", "file", str(path)]
+    command += ["--ray-address", cluster.address]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500)
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllib import app
+from rllm_gym.cli.main import make_rllib_app
 from rllm_gym.data import read_episodes
 from rllm_gym.tokens import ChatTokenizer
+
+app = make_rllib_app()
 
 METHOD = """
 from rllm_gym.algorithms.grpo import GRPO, GRPOConfig
@@ -159,7 +161,8 @@ def test_a_fault_in_one_of_several_environments_shows_its_line(folder):
 @pytest.mark.slow
 def test_a_run_with_ones_own_method_and_engine_and_splits(folder):
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-P", "-m", "rllm_gym.cli.rllib"]  # -P: like a console script, without this folder
+    # -P: like a console script, without this folder
+    command = [sys.executable, "-P", "-m", "rllm_gym.cli.main", "rllib"]
 
     def run(*arguments: str) -> str:
         done = subprocess.run(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rllm_gym.cli.loggers import logger_fault, make_services
+from rllm_gym.cli.train.loggers import logger_fault, make_services
 from rllm_gym.errors import ConfigError
 
 RESULT = {"training_iteration": 3, "env_runners": {"success_rate": 0.625}, "max_episode_steps": 4, "config": {}}
@@ -49,7 +49,7 @@ def test_a_wrong_logger_is_named(loggers: Any, says: str) -> None:
 def test_known_loggers_are_taken_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logger_fault([]) is None
     assert logger_fault(["tensorboard", "csv", "wandb", {"mlflow": {"tags": {"a": "b"}}}]) is None
-    monkeypatch.setattr("rllm_gym.cli.loggers.missing_of", list)
+    monkeypatch.setattr("rllm_gym.cli.train.loggers.missing_of", list)
     assert "pip install 'rllm-gym[wandb]'" in str(logger_fault(["wandb"]))
 
 

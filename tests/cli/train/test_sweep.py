@@ -14,7 +14,7 @@ from rllm_gym.checkpoints import read_results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SWEEP = Path(__file__).parents[2] / "tuned_examples" / "sweep_textcraft_tiny.yaml"
+SWEEP = Path(__file__).parents[3] / "tuned_examples" / "sweep_textcraft_tiny.yaml"
 SMALLER = {"groups_per_step": 1, "group_size": 4, "num_envs_per_env_runner": 8, "max_new_tokens": 16}
 TUNER = """
 from ray import tune
@@ -62,7 +62,7 @@ def test_failing_trials_take_no_other_down_and_asha_ends_the_worse(tmp_path):
         "clip_high": 0.2,
     }
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"sweep": experiment}))
-    done = run("-m", "rllm_gym.cli.rllib", "train", "file", "sweep.yaml", cwd=tmp_path)
+    done = run("-m", "rllm_gym.cli.main", "rllib", "train", "file", "sweep.yaml", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 2 and all("No available memory for the cache" in line for line in failed), done.stdout

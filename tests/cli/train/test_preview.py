@@ -12,9 +12,11 @@ import torch
 import yaml
 from typer.testing import CliRunner, Result
 
-from rllm_gym.cli import first_prompt, preview, sampler_memory
-from rllm_gym.cli.rllib import app
+from rllm_gym.cli.main import make_rllib_app
+from rllm_gym.cli.train import first_prompt, preview, sampler_memory
 from rllm_gym.rollout.environments import EnvironmentSpec
+
+app = make_rllib_app()
 
 EXPERIMENT = """\
 quick:
@@ -136,7 +138,7 @@ def test_an_environment_that_fails_hangs_or_dies_at_its_reset_is_said(
     monkeypatch.syspath_prepend(str(calling_folder))
     spec = EnvironmentSpec("faulty", "my_package.faulty:me/Faulty-v0", {"how": how})
     monkeypatch.setattr(first_prompt, "_settings", lambda config: {
-        "model": str(Path(first_prompt.__file__).parents[1] / "assets" / "tiny"), "chat_template": None, "seed": 0,
+        "model": str(Path(first_prompt.__file__).parents[2] / "assets" / "tiny"), "chat_template": None, "seed": 0,
         "group_size": 2,
     })  # fmt: skip
     [found] = first_prompt.first_prompts(SimpleNamespace(environments=[spec]), reset_timeout_s=5.0)
@@ -214,7 +216,7 @@ def test_on_a_gpu_the_cache_is_what_the_weights_leave(
 def _tiny() -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(Path(first_prompt.__file__).parents[1] / "assets" / "tiny")
+    return AutoModelForCausalLM.from_pretrained(Path(first_prompt.__file__).parents[2] / "assets" / "tiny")
 
 
 def test_a_gpu_too_many_is_refused_as_training_refuses_it(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rllm_gym.cli.source import KeyPath
+from rllm_gym.cli.train.source import KeyPath
 from rllm_gym.errors import ConfigError, nearest
 
 LISTS = ("grid_search", "choice")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rllm_gym.cli.memory_meter import MemoryMeter
+from rllm_gym.cli.train.memory_meter import MemoryMeter
 from rllm_gym.memory import process_tree_bytes
 
 

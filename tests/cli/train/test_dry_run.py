@@ -11,8 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rllm_gym.cli.rllib import app
-from rllm_gym.cli.sweeps import combinations, find_samplers, num_trials, to_tune
+from rllm_gym.cli.main import make_rllib_app
+from rllm_gym.cli.train.sweeps import combinations, find_samplers, num_trials, to_tune
+
+app = make_rllib_app()
 
 SWEEP = """\
 sweep:
@@ -94,7 +96,7 @@ def test_samplers_become_tunes_own() -> None:
 
 def test_help_loads_neither_ray_nor_torch() -> None:
     code = (
-        "import sys; import rllm_gym.cli.rllib, rllm_gym.cli.rllm_gym; "
+        "import sys; from rllm_gym.cli import main; main.make_rllib_app(), main.make_rllm_gym_app(); "
         "print(sorted({'ray', 'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.cli.experiment import Experiment
-from rllm_gym.cli.passed_on import passed_on_faults
-from rllm_gym.cli.source import ExperimentError, one_line
-from rllm_gym.cli.sweeps import combinations, make_scheduler, values_of
-from rllm_gym.cli.written import check_environments, check_schedules, env_faults, key_in, option_faults
+from rllm_gym.cli.train.experiment import Experiment
+from rllm_gym.cli.train.library_options import passed_on_faults
+from rllm_gym.cli.train.source import ExperimentError, one_line
+from rllm_gym.cli.train.sweeps import combinations, make_scheduler, values_of
+from rllm_gym.cli.train.written import check_environments, check_schedules, env_faults, key_in, option_faults
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import import_object
 from rllm_gym.options import options_of, table_of

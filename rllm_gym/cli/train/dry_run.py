@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from rllm_gym.cli.check import Checked
-from rllm_gym.cli.loggers import DEFAULT_LOGGERS
-from rllm_gym.cli.sweeps import find_samplers, is_sampler, num_trials
+from rllm_gym.cli.train.check import Checked
+from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS
+from rllm_gym.cli.train.sweeps import find_samplers, is_sampler, num_trials
 
 # Printed even where they have their default.
 ESSENTIALS = (

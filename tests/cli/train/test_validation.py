@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from rllm_gym.cli.experiment import read_experiment
-from rllm_gym.cli.rllib import app
+from rllm_gym.cli.main import make_rllib_app
+from rllm_gym.cli.train.experiment import read_experiment
 from rllm_gym.errors import ConfigError
+
+app = make_rllib_app()
 
 GOOD = """\
 quick:
@@ -74,7 +76,8 @@ def test_asking_vllm_for_its_options_prints_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD.replace("groups_per_step: 2", "engine_options: {enforce_eager: true}"))
     # A process of its own: what vLLM prints it prints once, when it is imported.
-    command = [sys.executable, "-m", "rllm_gym.cli.rllib", "train", "file", str(path), "--dry-run", "--no-reset"]
+    command = [sys.executable, "-m", "rllm_gym.cli.main", "rllib", "train", "file", str(path)]
+    command += ["--dry-run", "--no-reset"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 

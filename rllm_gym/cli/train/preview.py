@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.cli.check import Checked
-from rllm_gym.cli.dry_run import bundles_per_trial
-from rllm_gym.cli.first_prompt import first_prompts
 from rllm_gym.cli.ray_session import check_this_machine
-from rllm_gym.cli.sampler_memory import describe_cache
-from rllm_gym.cli.source import KeyPath, one_line
+from rllm_gym.cli.train.check import Checked
+from rllm_gym.cli.train.dry_run import bundles_per_trial
+from rllm_gym.cli.train.first_prompt import first_prompts
+from rllm_gym.cli.train.sampler_memory import describe_cache
+from rllm_gym.cli.train.source import KeyPath, one_line
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
 

@@ -12,7 +12,7 @@ import typer
 from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, json_mapping, refuse_beside
 from rllm_gym.cli.ray_session import prepare_driver, ray_session
 from rllm_gym.cli.scratch import temporary_folder
-from rllm_gym.cli.summary import describe_game
+from rllm_gym.cli.train.summary import describe_game
 from rllm_gym.errors import ConfigError
 
 OF_A_PANEL = ("env", "env_config", "episodes", "samples", "split", "seed", "horizon", "greedy")

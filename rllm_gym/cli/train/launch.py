@@ -17,18 +17,18 @@ from ray.tune import TuneError
 from rich.console import Console
 
 from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, newest_intact_checkpoint, read_results, write_origin
-from rllm_gym.cli.check import Checked
 from rllm_gym.cli.common import FAILED
-from rllm_gym.cli.dry_run import bundles_per_trial
-from rllm_gym.cli.loggers import make_services
-from rllm_gym.cli.memory_meter import MemoryMeter
-from rllm_gym.cli.progress import ProgressReporter
 from rllm_gym.cli.ray_session import ray_session
-from rllm_gym.cli.result_files import CheckpointSync, result_writers
-from rllm_gym.cli.storage import is_remote
-from rllm_gym.cli.summary import SUMMARY, draw_curve, write_summary
-from rllm_gym.cli.sweeps import make_scheduler, num_trials, to_tune
-from rllm_gym.cli.written import flat_keys
+from rllm_gym.cli.train.check import Checked
+from rllm_gym.cli.train.dry_run import bundles_per_trial
+from rllm_gym.cli.train.loggers import make_services
+from rllm_gym.cli.train.memory_meter import MemoryMeter
+from rllm_gym.cli.train.progress import ProgressReporter
+from rllm_gym.cli.train.results import CheckpointSync, result_writers
+from rllm_gym.cli.train.storage import is_remote
+from rllm_gym.cli.train.summary import SUMMARY, draw_curve, write_summary
+from rllm_gym.cli.train.sweeps import make_scheduler, num_trials, to_tune
+from rllm_gym.cli.train.written import flat_keys
 from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15

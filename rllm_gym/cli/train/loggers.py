@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rllm_gym.cli.commands import missing_of
+from rllm_gym.cli.requirements import missing_of
 from rllm_gym.errors import ConfigError, nearest
 
 DEFAULT_LOGGERS = ("tensorboard", "csv")

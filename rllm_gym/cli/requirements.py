@@ -1,8 +1,7 @@
-"""The two commands' beginnings, which say in one line what is not installed."""
+"""What a command needs to be installed."""
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 
 # What the extra `train` installs and the package imports.
@@ -20,27 +19,6 @@ TRAINER = (
     "yaml",
     "zstandard",
 )
-
-
-def rllib() -> None:
-    """Run `rllib`."""
-    if missing := missing_of(TRAINER):
-        sys.exit(trainer_message("rllib", missing))
-    from rllm_gym.cli.rllib import main
-
-    main()
-
-
-def rllm_gym() -> None:
-    """Run `rllm-gym`, of which some commands do without the trainer."""
-    if missing := missing_of(("rich", "typer")):
-        sys.exit(
-            f'rllm-gym: needs {" and ".join(missing)}: pip install "rllm-gym[train]", or {" ".join(missing)} alone for '
-            "what needs no trainer."
-        )
-    from rllm_gym.cli.rllm_gym import main
-
-    main()
 
 
 def missing_of(modules: tuple[str, ...]) -> list[str]:

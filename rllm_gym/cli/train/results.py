@@ -16,8 +16,8 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallbac
 
 from rllm_gym.checkpoints import force_to_disk
 from rllm_gym.cli.episode_text import brief_lines
-from rllm_gym.cli.loggers import DEFAULT_LOGGERS, named
-from rllm_gym.cli.storage import is_remote
+from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS, named
+from rllm_gym.cli.train.storage import is_remote
 from rllm_gym.data import latest_episode
 from rllm_gym.errors import StorageError
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
-from rllm_gym.cli.source_hints import dataclass_hints
+from rllm_gym.cli.train.source_hints import dataclass_hints
 
 ARGS = """
 from package.config import Mode

@@ -1,4 +1,4 @@
-"""`rllib`: trains and evaluates from the command line, with the grammar of RLlib's classic command."""
+"""`rllib train`: trains what a YAML file or options say, with the grammar of RLlib's classic command."""
 
 from __future__ import annotations
 
@@ -7,26 +7,15 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, find_own_modules
-from rllm_gym.cli.evaluation import evaluate
-from rllm_gym.cli.examples import examples, find_example
-from rllm_gym.cli.experiment import Experiment, experiment_from_options, read_experiment
+from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line
+from rllm_gym.cli.examples import find_example
 from rllm_gym.cli.ray_session import prepare_driver
 from rllm_gym.cli.scratch import temporary_folder
-from rllm_gym.cli.storage import check_storage
+from rllm_gym.cli.train.experiment import Experiment, experiment_from_options, read_experiment
+from rllm_gym.cli.train.storage import check_storage
 from rllm_gym.errors import ConfigError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Train and evaluate LLM agents on Gymnasium environments with RLlib.",
-)
 train_app = typer.Typer(invoke_without_command=True, help="Train: from a YAML file, or from options.")
-app.add_typer(train_app, name="train")
-app.command()(examples)
-app.command()(evaluate)
-app.callback()(find_own_modules)
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run of this name.")]
 DryRun = Annotated[
@@ -122,19 +111,19 @@ def _train(
 ) -> None:
     if no_reset and not dry_run:
         raise ConfigError("--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.")
-    from rllm_gym.cli.written import check_written
+    from rllm_gym.cli.train.written import check_written
 
     written = check_written(experiment)
     check_storage(storage_path, experiment.name)
     if not dry_run:
         typer.echo(f"{experiment.name}: the file is in order; loading Ray, vLLM and DeepSpeed")
     prepare_driver(ray_address)
-    from rllm_gym.cli.check import check_experiment
+    from rllm_gym.cli.train.check import check_experiment
 
     checked = check_experiment(experiment, written, allow_lookup=not dry_run)
     if dry_run:
-        from rllm_gym.cli.dry_run import dry_run_report
-        from rllm_gym.cli.preview import preview
+        from rllm_gym.cli.train.dry_run import dry_run_report
+        from rllm_gym.cli.train.preview import preview
 
         with temporary_folder(has_own_ray=True):
             found = preview(checked, address=ray_address, with_reset=not no_reset)
@@ -142,7 +131,7 @@ def _train(
         return
     from rich.console import Console
 
-    from rllm_gym.cli.launch import train
+    from rllm_gym.cli.train.launch import train
 
     with temporary_folder(has_own_ray=ray_address is None):
         code = train(
@@ -156,11 +145,3 @@ def _train(
         )
         if code:
             raise typer.Exit(code)
-
-
-def main() -> None:
-    app()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,33 @@
+"""`rllm-gym export`: writes a trained policy as a Hugging Face model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rllm_gym.cli.common import errors_in_one_line
+from rllm_gym.cli.requirements import TRAINER, missing_of, trainer_message
+from rllm_gym.errors import ConfigError
+
+
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run or trial folder: its newest checkpoint.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The Hugging Face folder to write.")],
+    module: Annotated[str | None, typer.Option(help="Which policy, where a checkpoint holds several.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+) -> None:
+    """Write a trained policy as a Hugging Face model folder."""
+    with errors_in_one_line():
+        if missing := missing_of(TRAINER):
+            raise ConfigError(trainer_message("rllm-gym export", missing))
+        from rllm_gym.checkpoints import resolve_checkpoint
+        from rllm_gym.cli.ray_session import prepare_driver
+
+        path = resolve_checkpoint(checkpoint)
+        prepare_driver(None)
+        from rllm_gym.evaluation.export import export_policy
+
+        chosen = export_policy(path, folder, module=module, overwrite=force)
+    typer.echo(f"wrote {chosen} of {path} to {folder}")
