@@ -22,7 +22,6 @@ from rllm_gym.checkpoints import resumed_alike
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
 from rllm_gym.options.each_method import AgentEvolOptions
 from rllm_gym.rollout.loop import seed_of
-from rllm_gym.training.failures import check_failures
 from rllm_gym.types import Episode, Sample, TaskGroup
 
 
@@ -147,9 +146,9 @@ class AgentEvol(OfflineAlgorithm):
         groups = [group for group in groups if group.key not in finished]
         for first in range(0, len(groups), self.config.groups_per_request):
             request = groups[first : first + self.config.groups_per_request]
-            played, failed = self.sample(request, max_episode_steps=self.horizons)
+            played, failed = self.sample(request)
             self.record(generation, played + failed)
-            check_failures(self, played, failed)
+            self.samplers.check_failures(played, failed)
             episodes += played + failed
         # In a fixed order, so that a generation that was interrupted goes on to train as any other.
         episodes.sort(key=lambda episode: (episode.group.key, episode.member))

@@ -18,7 +18,6 @@ from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError, TrajectoryError
 from rllm_gym.options.each_method import DPOOptions
-from rllm_gym.training.failures import check_failures
 from rllm_gym.training.recorded_samples import SampleMaker, json_files, kind_of
 from rllm_gym.types import Sample
 
@@ -198,9 +197,9 @@ class DPO(OfflineAlgorithm):
         """Return where the episodes are that the initial policy has played, after playing them if need be."""
         if self._sampled_path is None:
             groups = self.task_sampler.groups(0, self.config.num_sampled_groups)
-            played, failed = self.sample(groups, max_episode_steps=self.horizons)
+            played, failed = self.sample(groups)
             self.record(0, played + failed)
-            check_failures(self, played, failed)
+            self.samplers.check_failures(played, failed)
             self._sampled_path = str(self.trajectories_path)
         elif not Path(self._sampled_path).exists():
             raise RllmGymError(

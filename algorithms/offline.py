@@ -24,7 +24,6 @@ from rllm_gym.rollout.expert import ExpertPlayer, play_experts
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
-from rllm_gym.training.evaluation import call_back
 from rllm_gym.training.metrics import is_success
 from rllm_gym.training.recorded_samples import SampleMaker, import_function, is_function, kind_of, samples_of
 from rllm_gym.training.task_sampler import TaskSampler
@@ -259,11 +258,11 @@ class OfflineAlgorithm(LLMAlgorithm):
             results = super().evaluate()
         else:
             results = {}
-            call_back(self, "on_evaluate_start")
+            self.call_back("on_evaluate_start")
         if self.evaluation_items:
             results |= self.evaluate_samples(self.samples_at(self.evaluation_samples, self.evaluation_items))
         if not self.config.has_env_runners:
-            call_back(self, "on_evaluate_end", evaluation_metrics=results)
+            self.call_back("on_evaluate_end", evaluation_metrics=results)
         return results
 
     def evaluate_samples(self, samples: Sequence[Sample]) -> dict[str, float]:

@@ -31,7 +31,6 @@ from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
 from rllm_gym.learner.rl_module import load_language_model, logps_of, read
 from rllm_gym.training.advantage_rows import Rollouts, Sampled, samples_of
 from rllm_gym.training.algorithm import LLMAlgorithm
-from rllm_gym.training.failures import check_failures
 from rllm_gym.training.samples_ahead import SamplesAhead
 from rllm_gym.training.task_difficulty import TaskDifficulty
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
@@ -61,8 +60,15 @@ class PolicyGradient(LLMAlgorithm):
         self._max_tokens_to_bootstrap, self.screening_size = config.max_tokens_to_bootstrap, config.screening_size
         self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
         self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
-        self.ahead = SamplesAhead(self, config.staleness) if config.staleness else None
         super().setup(config)
+        self.ahead: SamplesAhead | None = None
+        if config.staleness:
+            self.ahead = SamplesAhead(
+                self.samplers,
+                config.staleness,
+                num_groups=config.groups_per_step,
+                horizons=lambda: self.horizons,
+            )
         self.task_difficulty: TaskDifficulty | None = None
         if config.task_sampling == "difficulty":
             names = [spec.name for spec in self.environments]
@@ -110,7 +116,7 @@ class PolicyGradient(LLMAlgorithm):
             self.sampled.played += played
             self.sampled.failed += failed
             if failed:
-                check_failures(self, played, failed)
+                self.samplers.check_failures(played, failed)
             self._assess(played)
             num_missing = config.groups_per_step - self.sampled.num_kept_tasks
             if num_missing == 0:
@@ -120,19 +126,13 @@ class PolicyGradient(LLMAlgorithm):
     def _play(self, groups: Sequence[TaskGroup], step: int) -> tuple[list[Episode], list[Episode]]:
         """Return the episodes of these groups, or, sampling ahead, of as many that have been played meanwhile."""
         if self.ahead is None:
-            return self.sample(groups, max_episode_steps=self.horizons)
+            return self.sample(groups)
         self.ahead.submit(groups, step)
         version = self.on_all_learners(lambda learner: learner.policy_version)[0]
         taken = self.ahead.take(len(groups), step, version, of_policies=lambda id_: id_ not in self._only_playing)
         self.sampled.ages += [group.age for group in taken]
         fresh = [group for group in taken if group.age <= self.config.staleness]
         return [e for group in fresh for e in group.episodes], [e for group in fresh for e in group.failed]
-
-    @override(LLMAlgorithm)
-    def sample(self, *args: Any, **kwargs: Any) -> tuple[list[Episode], list[Episode]]:
-        if self.ahead is not None:
-            self.ahead.drain()
-        return super().sample(*args, **kwargs)
 
     def _assess(self, played: Sequence[Episode]) -> None:
         """Make the episodes' samples, give them advantages, and keep those that teach something."""

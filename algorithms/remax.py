@@ -59,7 +59,7 @@ class ReMax(PolicyGradient):
         group_of = {self.sampled.tasks[group].key: group for group in group_N.tolist()}
         tasks = [self.sampled.tasks[group] for group in group_of.values()]
         greedy = [TaskGroup(task.key, task.item_id, 1, task.env_index) for task in tasks]
-        played, _ = self.sample(greedy, max_episode_steps=self.horizons, params=self.config.greedy_params)
+        played, _ = self.sample(greedy, params=self.config.greedy_params)
         baseline = {group_of[e.group.key]: sum(stream.total_reward for stream in e.streams.values()) for e in played}
         has_baseline_N = torch.tensor([group in baseline for group in group_N.tolist()])
         advantage_N = torch.zeros_like(return_N)

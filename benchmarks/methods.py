@@ -91,7 +91,7 @@ def run_one(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, An
 
     def evaluate() -> dict[str, float]:
         return {
-            split: algo.evaluate_split(split, episodes, horizon=LONG, seed=10_000)[0]["success_rate"]
+            split: algo.evaluation.split(split, episodes, horizon=LONG, seed=10_000)[0]["success_rate"]
             for split in ("train", "eval")
         }
 

@@ -89,7 +89,7 @@ def reinforce(name: str, seed: int, model: str, panel: Mapping[str, int] = PANEL
 
     def evaluate() -> dict[str, float]:
         return {
-            split: float(algo.evaluate_split(split, episodes, horizon=horizon, seed=10_000)[0]["success_rate"])
+            split: float(algo.evaluation.split(split, episodes, horizon=horizon, seed=10_000)[0]["success_rate"])
             for split, episodes in panel.items()
         }
 

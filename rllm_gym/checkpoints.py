@@ -1,4 +1,7 @@
-"""Seals checkpoints, and finds runs, trials and their newest whole ones, `runs/<experiment>/<trial>/checkpoint_*`."""
+"""Seals checkpoints, finds runs, trials and their newest whole ones, and reads what RLlib has written in them.
+
+A checkpoint is `runs/<experiment>/<trial>/checkpoint_*`. No other file knows how RLlib lays one out.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +23,9 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 RESULTS = "result.json"
-MODULES = Path("learner_group") / "learner" / "rl_module"  # a folder of each policy's, and of what only learners use
 RLLIB_FILE = "rllib_checkpoint.json"  # in every checkpoint that RLlib writes
+_ALGORITHM = "class_and_ctor_args.pkl"
+_LEARNER = Path("learner_group") / "learner"
 
 
 @dataclass(frozen=True)
@@ -198,3 +203,37 @@ def resumed_alike(trial: Path) -> list[Path]:
     if origin is None:
         return []
     return sorted(path.parent for path in trial.parent.glob(f"*/{RESUMED_FROM}") if read_origin(path.parent) == origin)
+
+
+# --- what RLlib has written ---
+
+
+def read_config(checkpoint: Path) -> tuple[type, Any]:
+    """Return a checkpoint's algorithm class and configuration. Checkpoints are pickled: load only your own.
+
+    Raises:
+        ConfigError: the folder holds no checkpoint of an algorithm.
+    """
+    try:
+        content = pickle.loads((checkpoint / _ALGORITHM).read_bytes())
+        algorithm, state = content["class"], content["ctor_args_and_kwargs"][0][0]
+        return algorithm, algorithm.get_default_config().from_state(state)
+    except (OSError, pickle.UnpicklingError, EOFError, KeyError, IndexError) as error:
+        raise ConfigError(
+            f"checkpoint: {str(checkpoint)!r} cannot be read as an algorithm's checkpoint ({error})."
+        ) from error
+
+
+def read_policy_version(checkpoint: Path) -> int:
+    """Return how often the weights of a checkpoint had been synced. Checkpoints are pickled: load only your own."""
+    return int(pickle.loads((checkpoint / _LEARNER / "state.pkl").read_bytes())["weights_seq_no"])
+
+
+def module_ids(checkpoint: Path) -> list[str]:
+    """Return the ids of the RLModules in a checkpoint: the policies, and those that only learners use."""
+    return sorted(path.parent.name for path in (checkpoint / _LEARNER / "rl_module").glob("*/module_state.*"))
+
+
+def module_folder(checkpoint: Path, module_id: str) -> Path:
+    """Return where a checkpoint has an RLModule, for its `from_checkpoint`."""
+    return (checkpoint / _LEARNER / "rl_module" / module_id).absolute()

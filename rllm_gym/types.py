@@ -255,6 +255,22 @@ class EpisodeGroup:
     failed: list[Episode]
 
 
+@dataclass
+class SampleReply:
+    """An EnvRunner's reply to a sampling request: the episodes that were played, those that failed, its metrics.
+
+    `error` is the traceback of an error of the runner itself: RLlib would lose an exception (it ends the actor, and the
+    driver gets nothing). `groups_left` are the keys of the groups that it plays on.
+    """
+
+    worker_index: int
+    episodes: list[Episode] = field(default_factory=list)
+    failed: list[Episode] = field(default_factory=list)
+    metrics: Any = None
+    error: str | None = None
+    groups_left: frozenset[tuple[int, ...]] = frozenset()
+
+
 @dataclass(eq=False)
 class Sample:
     """One trainable sequence: what one agent has read and written in one context of one episode.

@@ -153,7 +153,7 @@ MUTANTS = [
         "normalize_std=True",
     ),
     # weights past the object store
-    option("weight_transfer", CONFIG, 'self.weight_transfer == "broadcast" or', "False or"),
+    option("weight_transfer", CONFIG, 'self.weight_transfer == "broadcast" and', "False and"),
     Mutant(
         "what no engine reads is not taken",
         "rllm_gym/weights/receiver.py",
@@ -202,7 +202,7 @@ MUTANTS = [
         "if is_there:",
         f"{AHEAD_TESTS} -k while_the_learner",
     ),
-    option("staleness", POLICY, "SamplesAhead(self, config.staleness) if config.staleness else None", "None"),
+    option("staleness", POLICY, "if config.staleness:", "if False:"),
     Mutant(
         "what grows too old is not waited for",
         AHEAD,
@@ -213,7 +213,13 @@ MUTANTS = [
     Mutant(
         "stale groups are learnt from", POLICY, "if group.age <= self.config.staleness]", "]", f"{AHEAD_TESTS} -k old"
     ),
-    Mutant("an evaluation does not wait", POLICY, "self.ahead.drain()", "pass", f"{AHEAD_TESTS} -k evaluation"),
+    Mutant(
+        "an evaluation does not wait",
+        AHEAD,
+        "samplers.finish_ahead = self.drain",
+        "pass",
+        f"{AHEAD_TESTS} -k evaluation",
+    ),
     Mutant(
         "what was played ahead is forgotten by checkpoints",
         POLICY,
@@ -347,14 +353,14 @@ MUTANTS = [
     ),
     Mutant(
         "a resumed run forgets its horizon's stage",
-        "rllm_gym/training/checkpointed.py",
-        'for name, stage in state.get("horizon_stages", {}).items()}',
+        "rllm_gym/callbacks/scaling_inter.py",
+        "for name, stage in state.items()}",
         "for name, stage in ()}",
         f"{JOINTS} -k resumed",
     ),
     Mutant(
         "a resumed run forgets the optimizer",
-        "rllm_gym/training/checkpointed.py",
+        "rllm_gym/training/algorithm.py",
         '        self.on_all_learners(lambda learner: learner.load_engines(f"{path}/deepspeed"))\n',
         "",
         f"{JOINTS} -k resumed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import ray
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rllm_gym.callbacks.opponent_pool import Opponent, Pool, Snapshot
+from rllm_gym.checkpoints import module_folder, module_ids, resolve_checkpoint
+from rllm_gym.errors import ConfigError
+from rllm_gym.learner.rl_module import LLMModule
 
 DRAWS = 2**30  # keeps a draw's random numbers apart from those of tasks and episodes
 
@@ -19,22 +23,32 @@ class Opponents(RLlibCallback):
 
     The algorithm hands the weights to the EnvRunners with every request for episodes, so runners that were restarted or
     restored cannot hold older ones. Every `LLMConfig` algorithm runs this callback; it acts on the configuration's
-    `opponents`. The snapshots and the learner's returns against them are in the algorithm's `opponent_pools`, and so in
-    checkpoints. A frozen checkpoint is a pool of one.
+    `opponents`. `pools` are the snapshots by agent, with the learner's returns against them; checkpoints hold them. A
+    frozen checkpoint is a pool of one.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools: dict[str, Pool] = {}
+
+    def get_state(self) -> dict[str, Pool]:
+        return {agent_id: pool.copy() for agent_id, pool in self.pools.items()}
+
+    def set_state(self, state: Mapping[str, Pool]) -> None:
+        self.pools = dict(state)
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         for agent_id, opponent in algorithm.config.opponent_specs.items():
             if opponent.kind == "pool":
                 if algorithm.config.trains:  # else the checkpoint has it
-                    algorithm.opponent_pools[agent_id] = Pool([self._snapshot(algorithm, agent_id)])
+                    self.pools[agent_id] = Pool([self._snapshot(algorithm, agent_id)])
             elif opponent.is_model and opponent.hugging_face_model is None:
-                weights = algorithm.frozen_weights(opponent.source, algorithm.config.policy_of(agent_id))
-                algorithm.opponent_pools[agent_id] = Pool([Snapshot(0, 0, weights)])
+                weights = frozen_weights(opponent.source, algorithm.config.policy_of(agent_id))
+                self.pools[agent_id] = Pool([Snapshot(0, 0, weights)])
         self._draw(algorithm)
 
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        specs, pools = algorithm.config.opponent_specs, algorithm.opponent_pools
+        specs, pools = algorithm.config.opponent_specs, self.pools
         learner_return = self._learner_return(specs, result.get("env_runners", {}))
         for agent_id, pool in pools.items():
             if learner_return is not None:
@@ -62,17 +76,39 @@ class Opponents(RLlibCallback):
         return float(sum(mine)) if mine and sampled.get("num_episodes") else None
 
     def _draw(self, algorithm: Any) -> None:
-        for number, (agent_id, pool) in enumerate(sorted(algorithm.opponent_pools.items())):
+        for number, (agent_id, pool) in enumerate(sorted(self.pools.items())):
             key = (algorithm.config.seed or 0, algorithm.training_iteration, DRAWS + number)
             pool.draw(algorithm.config.opponent_specs[agent_id].sampling, np.random.default_rng(key))
         self._hand_over(algorithm)
 
-    @staticmethod
-    def _hand_over(algorithm: Any) -> None:
-        algorithm.opponent_weights = {
+    def _hand_over(self, algorithm: Any) -> None:
+        algorithm.samplers.opponents = {
             algorithm.config.opponent_specs[agent_id].module_of(agent_id): (
                 pool.opponent.policy_version,
                 ray.put(pool.opponent.weights),
             )
-            for agent_id, pool in algorithm.opponent_pools.items()
+            for agent_id, pool in self.pools.items()
         }
+
+
+def frozen_weights(source: str | Path, policy_id: str) -> Mapping[str, Any]:
+    """Return the weights of a checkpoint's policy as an engine loads them, with LoRA merged.
+
+    Args:
+        source: a checkpoint, or a run or trial for its newest.
+        policy_id: which policy, where the checkpoint has several.
+
+    Raises:
+        ConfigError: no checkpoint, or none of its policies.
+    """
+    checkpoint = resolve_checkpoint(Path(source))
+    known = module_ids(checkpoint)
+    chosen = known[0] if len(known) == 1 else policy_id
+    if chosen not in known:
+        raise ConfigError(
+            f"opponents: the frozen checkpoint must hold the policy {policy_id!r}; got {str(source)!r} with "
+            f"{', '.join(known) or 'none'}. Choose another checkpoint."
+        )
+    policy = LLMModule.from_checkpoint(str(module_folder(checkpoint, chosen)))
+    lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
+    return {name: value.detach().cpu().numpy().copy() for name, value in lm.float().state_dict().items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -18,8 +19,18 @@ class ScalingInter(RLlibCallback):
 
     The algorithm hands its horizon to the EnvRunners with every request for episodes, so runners that were restarted or
     restored cannot hold an older one. Every `LLMConfig` algorithm runs this callback; it acts on the configuration's
-    `scaling_inter`. What an adaptive schedule has seen is in the algorithm's `horizon_stages`, and so in checkpoints.
+    `scaling_inter`. `stages` are what adaptive schedules have seen, by environment; checkpoints hold them.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages: dict[str, Stage] = {}
+
+    def get_state(self) -> dict[str, Any]:
+        return {name: asdict(stage) for name, stage in self.stages.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.stages = {name: Stage(**stage) for name, stage in state.items()}
 
     def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
         self._set_horizon(algorithm)
@@ -36,11 +47,10 @@ class ScalingInter(RLlibCallback):
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
         self._set_horizon(algorithm)
 
-    @staticmethod
-    def _observe(algorithm: Any, name: str, schedule: AdaptiveSchedule, metrics: Mapping[str, float]) -> None:
+    def _observe(self, algorithm: Any, name: str, schedule: AdaptiveSchedule, metrics: Mapping[str, float]) -> None:
         if not metrics.get("num_episodes"):
             return
-        stage = algorithm.horizon_stages.setdefault(name, Stage())
+        stage = self.stages.setdefault(name, Stage())
         failed = 1.0 - metrics["success_rate"]
         stage.success_rates.append(float(metrics["success_rate"]))
         stage.truncated_failures.append(min(1.0, metrics["horizon_fraction"] / failed) if failed > 0 else 0.0)
@@ -54,12 +64,11 @@ class ScalingInter(RLlibCallback):
                 algorithm.training_iteration - 1,
                 reason,
             )
-            algorithm.horizon_stages[name] = Stage(stage.index + 1)
+            self.stages[name] = Stage(stage.index + 1)
 
-    @staticmethod
-    def _set_horizon(algorithm: Any) -> None:
-        step, stages = algorithm.training_iteration, algorithm.horizon_stages
+    def _set_horizon(self, algorithm: Any) -> None:
+        step = algorithm.training_iteration
         algorithm.max_episode_steps = {
-            name: schedule.horizon(step, stages.get(name))
+            name: schedule.horizon(step, self.stages.get(name))
             for name, schedule in algorithm.config.horizon_schedules.items()
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.checkpoints import protocol_of
+from rllm_gym.checkpoints import protocol_of, read_config
 from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation.game import games_of
@@ -19,7 +19,6 @@ from rllm_gym.evaluation.policy import (
     Policy,
     find_policy,
     playing_config,
-    read_config,
     sampled_policy,
     with_environment,
 )

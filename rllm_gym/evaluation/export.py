@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.checkpoints import MODULES
+from rllm_gym.checkpoints import module_folder, module_ids, read_config
 from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.evaluation.policy import read_config
 
 
 def policy_ids(checkpoint: Path, config: Any) -> list[str]:
-    """Return the ids of the policies in a checkpoint; what else it holds (critics) only learners use."""
-    modules = [path.parent.name for path in (checkpoint / MODULES).glob("*/module_state.*")]
-    return sorted(module_id for module_id in modules if module_id in config.policies)
+    """Return the ids of the policies in a checkpoint; its other modules (critics) only learners use."""
+    return [module_id for module_id in module_ids(checkpoint) if module_id in config.policies]
 
 
 def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, overwrite: bool = False) -> str:
@@ -33,7 +31,7 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
         raise ConfigError(f"export: the folder must be empty; got {str(folder)!r}. Choose another one, or use --force.")
     _, config = read_config(checkpoint)
     chosen = choose_policy(checkpoint, policy_ids(checkpoint, config), module)
-    policy = load_policy(checkpoint / MODULES / chosen)
+    policy = load_policy(module_folder(checkpoint, chosen))
     base_model = policy.model_config["base_model"]
     lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
     chat = _chat_tokenizer(base_model, config.chat_template)
@@ -68,7 +66,7 @@ def load_policy(folder: Path) -> Any:
     """Return the RLModule in a checkpoint's folder of it."""
     from rllm_gym.learner.rl_module import LLMModule
 
-    return LLMModule.from_checkpoint(str(folder.absolute()))
+    return LLMModule.from_checkpoint(str(folder))
 
 
 def _chat_tokenizer(base_model: str, chat_template: str | None) -> Any:

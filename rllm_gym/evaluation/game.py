@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.checkpoints import MODULES
+from rllm_gym.checkpoints import module_folder, read_config
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.export import choose_policy, load_policy, policy_ids
 from rllm_gym.evaluation.panel import Panel
-from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, read_config
+from rllm_gym.evaluation.policy import Policy, find_policy, playing_config
 from rllm_gym.games.measure import ENVIRONMENTS, completed_by, game_of, measure
 from rllm_gym.games.nash import rules_of
 from rllm_gym.tokens import ChatTokenizer
@@ -141,7 +141,7 @@ def _language_model(policy: Policy, config: Any, module_id: str) -> tuple[Any, C
     if policy.checkpoint is None:
         lm = load_language_model(config.base_model, config.weight_dtype)
     else:
-        lm = load_policy(policy.checkpoint / MODULES / module_id).bare_lm
+        lm = load_policy(module_folder(policy.checkpoint, module_id)).bare_lm
     return lm.eval(), ChatTokenizer(*_tokenizer_of(config), vocab_size=lm.config.get_text_config().vocab_size)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.checkpoints import MANIFEST, resolve_checkpoint
+from rllm_gym.checkpoints import MANIFEST, read_config, resolve_checkpoint
 from rllm_gym.errors import ConfigError
 
 
@@ -57,22 +56,6 @@ def find_policy(source: str | Path) -> Policy:
     return Policy(str(path.absolute()) if path.is_dir() else str(source), None)
 
 
-def read_config(checkpoint: Path) -> tuple[type, Any]:
-    """Return a checkpoint's algorithm class and configuration. Checkpoints are pickled: load only your own.
-
-    Raises:
-        ConfigError: the folder holds no checkpoint of an algorithm.
-    """
-    try:
-        content = pickle.loads((checkpoint / "class_and_ctor_args.pkl").read_bytes())
-        algorithm, state = content["class"], content["ctor_args_and_kwargs"][0][0]
-        return algorithm, algorithm.get_default_config().from_state(state)
-    except (OSError, pickle.UnpicklingError, EOFError, KeyError, IndexError) as error:
-        raise ConfigError(
-            f"checkpoint: {str(checkpoint)!r} cannot be read as an algorithm's checkpoint ({error})."
-        ) from error
-
-
 def playing_config(policy: Policy, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
     """Return the algorithm's class and a configuration with which it plays a policy, whatever it was trained on.
 
@@ -102,7 +85,7 @@ def playing_config(policy: Policy, options: Mapping[str, Any] | None = None) -> 
 
 def _without_learners(config: Any, policy: Policy, options: Mapping[str, Any]) -> None:
     """Let nothing learn, and ask for nothing that learners would have."""
-    config.dtype = config.weight_dtype  # which hangs on their GPUs
+    config.dtype = config.weight_dtype  # depends on the learners' GPUs
     config.trains = False
     for name, value in {"num_learners": 0, "num_gpus_per_learner": 0, "weight_transfer": "object_store"}.items():
         if options.get(name, value) != value:

@@ -167,7 +167,7 @@ def completed_by(algorithm: Any, module_id: str, params: SamplingParams) -> Comp
             functools.partial(
                 complete_on_runner, module_id=module_id, questions=questions, num_samples=num_samples, params=params
             ),
-            remote_worker_ids=algorithm.runner_ids()[:1],
+            remote_worker_ids=algorithm.samplers.ids[:1],
             local_env_runner=False,
             timeout_seconds=None,
         )

@@ -37,9 +37,8 @@ from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, ProgressReports, tell
 from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, base_models_of, make_engines
 from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
-from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SamplingParams, TaskGroup
+from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SampleReply, SamplingParams, TaskGroup
 from rllm_gym.weights.receiver import Receiver, arriving
 from rllm_gym.weights.sender import TransferError
 from rllm_gym.weights.sync import WeightTransfer
@@ -216,7 +215,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         max_episode_steps: Mapping[str, int | None],
         params: SamplingParams | None = None,
         opponents: OpponentWeights = MappingProxyType({}),
-    ) -> SampleResult:
+    ) -> SampleReply:
         """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor.
 
         Args:
@@ -237,7 +236,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         max_episode_steps: Mapping[str, int | None],
         opponents: OpponentWeights,
         wait_s: float,
-    ) -> SampleResult:
+    ) -> SampleReply:
         """Begin to play groups, and return those that have ended, these or others; what is left is played meanwhile.
 
         Args:
@@ -257,19 +256,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
         return self._answer(exchange)
 
-    def _answer(self, play: Callable[[], list[EpisodeGroup]]) -> SampleResult:
-        result = SampleResult(worker_index=self.worker_index, error=self.build())
-        if result.error is None:
+    def _answer(self, play: Callable[[], list[EpisodeGroup]]) -> SampleReply:
+        reply = SampleReply(worker_index=self.worker_index, error=self.build())
+        if reply.error is None:
             try:
                 for group in play():
-                    result.episodes += group.episodes
-                    result.failed += group.failed
-                result.metrics = self.get_metrics()
+                    reply.episodes += group.episodes
+                    reply.failed += group.failed
+                reply.metrics = self.get_metrics()
             except Exception as error:  # whatever it was, the driver raises it
-                result.error = self._describe(error)
+                reply.error = self._describe(error)
         if self._background is not None:
-            result.groups_left = frozenset(self._background.groups)
-        return result
+            reply.groups_left = frozenset(self._background.groups)
+        return reply
 
     def _between_steps(self, function: Callable[[], object]) -> None:
         """Call what touches the engines: at once, or where something is played meanwhile between two of their steps."""

@@ -28,7 +28,7 @@ from rllm_gym.options.every_method import CommonOptions
 from rllm_gym.rollout.engines import ONLY_PLAYS, adapter_options, check_engine
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
-from rllm_gym.training.no_learners import NoLearners
+from rllm_gym.training.learners import NoLearners
 from rllm_gym.training.strict_config import StrictConfig
 from rllm_gym.types import SamplingParams
 
@@ -192,16 +192,17 @@ class LLMConfig(StrictConfig, CommonOptions):
         """Whether weights may go from the learners to the EnvRunners past the object store; see `weight_transfer`."""
         is_split = any(self.engine_options.get(f"{of}_parallel_size", 1) > 1 for of in ("tensor", "pipeline"))
         # Opponents' adapters need a policy's weights later, too; a split model is in several processes.
-        if self.adapter_hosts or is_split:
-            return False
-        has_gpus = self.num_gpus_per_learner > 0 and self.num_gpus_per_env_runner > 0
-        return self.weight_transfer == "broadcast" or (self.weight_transfer == "auto" and has_gpus)
+        return self.weight_transfer == "broadcast" and not (self.adapter_hosts or is_split)
 
     @property
     def shares_gpus_by_turns(self) -> bool:
-        """Whether samplers and learners share GPUs and work in turns, so that vLLM may sleep meanwhile."""
+        """Whether samplers and learners share GPUs and work in turns, and vLLM is to sleep meanwhile.
+
+        `engine_options: {enable_sleep_mode: true}` asks for it.
+        """
         is_shared = self.num_gpus_per_learner % 1 > 0 and self.num_gpus_per_env_runner % 1 > 0
-        return is_shared and self.engine == "vllm" and not getattr(self, "staleness", 0)
+        asks = self.engine == "vllm" and bool(self.engine_options.get("enable_sleep_mode"))
+        return is_shared and asks and not getattr(self, "staleness", 0)
 
     @property
     def num_learner_threads(self) -> int:

@@ -1,94 +1,72 @@
-"""How good the present policy is on the tasks of splits."""
+"""Evaluation during training: how good the present policy is on the tasks of splits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
-from rllm_gym.training.failures import check_failures
+from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
+from rllm_gym.training.samplers import Samplers
 from rllm_gym.training.task_sampler import evaluation_groups
 from rllm_gym.types import Episode, SamplingParams
 
-if TYPE_CHECKING:
-    from rllm_gym.training.algorithm import LLMAlgorithm
 
-
-def evaluate(algorithm: LLMAlgorithm) -> dict[str, Any]:
-    """Evaluate as the configuration says, with RLlib's callbacks around it; returns the results."""
-    call_back(algorithm, "on_evaluate_start")
-    if function := algorithm.config.custom_evaluation_function:
-        results, *_ = function(algorithm, algorithm.env_runner_group)  # with the numbers of steps, as RLlib has it
-    else:
-        results = evaluate_splits(algorithm)
-    call_back(algorithm, "on_evaluate_end", evaluation_metrics=results)
-    return results
-
-
-def call_back(algorithm: LLMAlgorithm, name: str, **arguments: Any) -> None:
-    """Make one of RLlib's callbacks around an evaluation."""
-    make_callback(
-        name,
-        callbacks_objects=algorithm.callbacks,
-        callbacks_functions=getattr(algorithm.config, f"callbacks_{name}"),
-        kwargs=dict(algorithm=algorithm, metrics_logger=algorithm.metrics, **arguments),
-    )
-
-
-def evaluate_splits(algorithm: LLMAlgorithm) -> dict[str, Any]:
-    """Return the metrics of every one of `evaluation_splits`, and pooled as `env_runners`."""
-    config = algorithm.config
-    everything: list[Episode] = []
-    results: dict[str, Any] = {}
-    for split in config.evaluation_splits:
-        results[split], episodes = algorithm.evaluate_split(
-            split, config.evaluation_duration, horizon=config.evaluation_horizon, seed=config.evaluation_seed
-        )
-        everything += episodes
-    return results | {ENV_RUNNER_RESULTS: episode_metrics(everything, [])}
-
-
-def evaluate_split(
-    algorithm: LLMAlgorithm,
-    split: str,
-    num_episodes: int,
-    *,
-    horizon: int | None,
-    seed: int,
-    params: SamplingParams | None = None,
-) -> tuple[dict[str, Any], list[Episode]]:
-    """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
-
-    Of several environments each plays as many.
+class Evaluation:
+    """Plays the tasks of splits with the present policy.
 
     Args:
-        horizon: in turns; None is the last stage's horizon.
-        params: how to sample; None is as `evaluation_config` says.
-
-    The episodes are stored as the run's others are, marked as those of an evaluation of `split`.
-
-    Returns:
-        (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
+        samplers: play the episodes.
+        record: (episodes, split): stores them as the run's others are, marked as those of an evaluation of the split.
     """
-    schedules = algorithm.config.horizon_schedules
-    horizons = {name: schedule.last if horizon is None else horizon for name, schedule in schedules.items()}
-    items = [algorithm.item_ids(env_index, split) for env_index in range(len(schedules))]
-    groups = evaluation_groups(items, num_episodes, seed=seed)
-    params = params or algorithm.config.evaluation_params
-    episodes, failed = algorithm.sample(groups, max_episode_steps=horizons, params=params)
-    _name_after(split, [*episodes, *failed])
-    algorithm.record(algorithm.training_iteration, [*episodes, *failed], split=split)
-    check_failures(algorithm, episodes, failed)
-    metrics: dict[str, Any] = episode_metrics(episodes, failed)
-    metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
-    if len(schedules) > 1:
-        metrics["by_env"] = metrics_by_env(episodes, failed, list(schedules))
-    if by_role := metrics_by_role(episodes):
-        metrics["by_role"] = by_role
-    return metrics, episodes
+
+    def __init__(self, config: LLMConfig, samplers: Samplers, record: Callable[[Sequence[Episode], str], None]) -> None:
+        self._config, self._samplers, self._record = config, samplers, record
+
+    def all_splits(self) -> dict[str, Any]:
+        """Return the metrics of every one of `evaluation_splits`, and pooled as `env_runners`."""
+        config = self._config
+        everything: list[Episode] = []
+        results: dict[str, Any] = {}
+        for split in config.evaluation_splits:
+            results[split], episodes = self.split(
+                split, config.evaluation_duration, horizon=config.evaluation_horizon, seed=config.evaluation_seed
+            )
+            everything += episodes
+        return results | {ENV_RUNNER_RESULTS: episode_metrics(everything, [])}
+
+    def split(
+        self, split: str, num_episodes: int, *, horizon: int | None, seed: int, params: SamplingParams | None = None
+    ) -> tuple[dict[str, Any], list[Episode]]:
+        """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
+
+        Of several environments each plays as many.
+
+        Args:
+            horizon: in turns; None is the last stage's horizon.
+            params: how to sample; None is as `evaluation_config` says.
+
+        Returns:
+            (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
+        """
+        schedules = self._config.horizon_schedules
+        horizons = {name: schedule.last if horizon is None else horizon for name, schedule in schedules.items()}
+        items = [self._samplers.item_ids(env_index, split) for env_index in range(len(schedules))]
+        groups = evaluation_groups(items, num_episodes, seed=seed)
+        params = params or self._config.evaluation_params
+        episodes, failed = self._samplers.sample(groups, horizons=horizons, params=params)
+        _name_after(split, [*episodes, *failed])
+        self._record([*episodes, *failed], split)
+        self._samplers.check_failures(episodes, failed)
+        metrics: dict[str, Any] = episode_metrics(episodes, failed)
+        metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
+        if len(schedules) > 1:
+            metrics["by_env"] = metrics_by_env(episodes, failed, list(schedules))
+        if by_role := metrics_by_role(episodes):
+            metrics["by_role"] = by_role
+        return metrics, episodes
 
 
 def success_by_split(evaluation: dict[str, Any]) -> str:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from rllm_gym.rollout.sample_result import SampleResult
-from rllm_gym.training.replay import await_runners
-from rllm_gym.types import Episode, TaskGroup
-
-if TYPE_CHECKING:
-    from rllm_gym.training.algorithm import LLMAlgorithm
+from rllm_gym.training.samplers import Horizons, Samplers
+from rllm_gym.types import Episode, SampleReply, TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +16,7 @@ Key = tuple[int, ...]
 
 
 @dataclass
-class Ended:
+class PlayedGroup:
     """A group that has been played, and how many policy versions ago its oldest token was sampled."""
 
     episodes: list[Episode] = field(default_factory=list)
@@ -37,18 +32,24 @@ class SamplesAhead:
     neither thrown away nor learnt from less often than short ones.
 
     Args:
-        algorithm: whose runners play.
+        samplers: play.
         staleness: how many train steps later a group may be learnt from.
+        num_groups: how many a train step has, of which some may fail.
+        horizons: returns the horizons of what is sent to the runners next.
     """
 
-    def __init__(self, algorithm: LLMAlgorithm, staleness: int) -> None:
-        self._algorithm, self._staleness = algorithm, staleness
+    def __init__(
+        self, samplers: Samplers, staleness: int, *, num_groups: int, horizons: Callable[[], Horizons]
+    ) -> None:
+        self._samplers, self._staleness = samplers, staleness
+        self._num_groups, self._horizons = num_groups, horizons
+        samplers.finish_ahead = self.drain
         # All that no train step has taken, and the step in which it was submitted.
         self._submitted: dict[Key, tuple[TaskGroup, int]] = {}
         self._unsent: list[TaskGroup] = []
         self.has_begun = False
         self._playing: dict[int, list[TaskGroup]] = {}  # by EnvRunner
-        self._ended: dict[Key, Ended] = {}  # in the order in which they ended
+        self._ended: dict[Key, PlayedGroup] = {}  # in the order in which they ended
 
     def submit(self, groups: Sequence[TaskGroup], step: int) -> None:
         """Queue groups in a train step; they go to the runners when something is taken."""
@@ -56,7 +57,9 @@ class SamplesAhead:
         self._unsent += groups
         self.has_begun = True
 
-    def take(self, num_groups: int, step: int, version: int, *, of_policies: Callable[[str], bool]) -> list[Ended]:
+    def take(
+        self, num_groups: int, step: int, version: int, *, of_policies: Callable[[str], bool]
+    ) -> list[PlayedGroup]:
         """Return so many groups that have ended, first those that would be too old later; wait until they are there.
 
         Args:
@@ -110,8 +113,8 @@ class SamplesAhead:
 
     def _exchange(self, wait_s: float = WAIT_S) -> None:
         """Give the runners what is to be played, and take what has ended."""
-        algorithm = self._algorithm
-        runner_ids = algorithm.runner_ids() or await_runners(algorithm)
+        samplers = self._samplers
+        runner_ids = samplers.ids or samplers.await_any()
         lost = [group for id_ in set(self._playing) - set(runner_ids) for group in self._playing.pop(id_)]
         shares: dict[int, list[TaskGroup]] = {id_: [] for id_ in runner_ids if id_ in self._playing}
         for group in self._unsent:
@@ -119,16 +122,16 @@ class SamplesAhead:
             shares.setdefault(least_busy, []).append(group)
             self._playing.setdefault(least_busy, []).append(group)
         self._unsent = []
-        horizons, opponents = dict(algorithm.horizons), algorithm.opponent_weights
-        results = algorithm.ask_runners(
+        horizons, opponents = dict(self._horizons()), samplers.opponents
+        replies = samplers.ask(
             shares,
             lambda runner, share: runner.sample_ahead(
                 share, max_episode_steps=horizons, opponents=opponents, wait_s=wait_s
             ),
         )
-        self._take_over(results)
+        self._take_over(replies)
         # A runner without an answer has died; one that knows nothing of what it was given has been restarted.
-        left = {result.worker_index: result.groups_left for result in results}
+        left = {reply.worker_index: reply.groups_left for reply in replies}
         for id_ in shares:
             given = [group for group in self._playing.pop(id_) if group.key not in self._ended]
             lost += [group for group in given if group.key not in left.get(id_, ())]
@@ -140,16 +143,14 @@ class SamplesAhead:
     def _replay(self, lost: list[TaskGroup]) -> None:
         """Play the groups of runners that died again, when the others have played theirs."""
         self.drain()
-        algorithm = self._algorithm
-        num_groups = algorithm.config.groups_per_step
-        self._take_over(algorithm.replay(lost, num_groups=num_groups, max_episode_steps=algorithm.horizons))
+        self._take_over(self._samplers.replay(lost, num_groups=self._num_groups, horizons=self._horizons()))
         for group in lost:
             if group.key not in self._ended:  # it has killed two runners
                 del self._submitted[group.key]
 
-    def _take_over(self, results: Sequence[SampleResult]) -> None:
-        for result in results:
-            for episode in result.episodes:
-                self._ended.setdefault(episode.group.key, Ended()).episodes.append(episode)
-            for episode in result.failed:
-                self._ended.setdefault(episode.group.key, Ended()).failed.append(episode)
+    def _take_over(self, replies: Sequence[SampleReply]) -> None:
+        for reply in replies:
+            for episode in reply.episodes:
+                self._ended.setdefault(episode.group.key, PlayedGroup()).episodes.append(episode)
+            for episode in reply.failed:
+                self._ended.setdefault(episode.group.key, PlayedGroup()).failed.append(episode)

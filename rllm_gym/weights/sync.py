@@ -1,9 +1,9 @@
-"""New weights to the EnvRunners past Ray's object store, where a way lies between them and the learners."""
+"""The driver's end of a weight sync past Ray's object store: which EnvRunner gets weights how."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ Places = Mapping[int, tuple[str | None, str]]  # by EnvRunner: its GPU, and its 
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """What an EnvRunner gets in place of weights.
+    """Where an EnvRunner finds the weights of one sync; it goes through the object store in their place.
 
     Args:
         number: of the transfer, under which what belongs to it stands in the store.
@@ -45,58 +45,56 @@ class WeightSync:
     """Gives the learners' weights to the EnvRunners, and waits until they have them.
 
     Args:
-        algorithm: whose learners and EnvRunners.
+        samplers: the EnvRunners, see `rllm_gym.training.samplers.Samplers`.
+        learner_group: gives weights to the object store, where there is no other way.
+        on_all_learners: calls a function on every learner, and returns what they answer.
     """
 
-    def __init__(self, algorithm: Any) -> None:
-        self._algorithm = algorithm
+    def __init__(
+        self, samplers: Any, learner_group: Any, on_all_learners: Callable[[Callable[[Any], Any]], list[Any]]
+    ) -> None:
+        self._samplers, self._learner_group, self._on_all_learners = samplers, learner_group, on_all_learners
         self._places: Places = {}
-        self._shipment: WeightTransfer | None = None  # the last one
+        self._transfer: WeightTransfer | None = None  # the last one
 
     def __call__(self) -> None:
-        """Sync; RLlib's own sync hands over what `get_state` returns.
+        """Sync the weights.
 
         Where an EnvRunner does not take them, all get them through the object store, until others are there: RLlib
         brings back one that has died.
         """
-        algorithm = self._algorithm
-        if (shipment := self._next()) is None:
-            algorithm.sync_from(algorithm.learner_group)
+        if (transfer := self._next()) is None:
+            self._samplers.load_from(self._learner_group)
             return
-        algorithm.sync_from(self)  # it only queues: the runners wait for what the learners send now
-        errors = algorithm.on_all_learners(lambda learner: learner.send_weights(shipment))
+        self._samplers.load_from(self)  # it only queues: the runners wait for what the learners send now
+        errors = self._on_all_learners(lambda learner: learner.send_weights(transfer))
         if error := next(filter(None, errors), None):
             logger.warning(
                 "weight_transfer: %s. Weights go through Ray's object store until another EnvRunner is there.", error
             )
-            self._shipment = None
-            algorithm.env_runner_group.foreach_env_runner("forget_weights", local_env_runner=False)
-            algorithm.sync_from(algorithm.learner_group)
+            self._transfer = None
+            self._samplers.forget_weights()
+            self._samplers.load_from(self._learner_group)
 
     def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
         """Return what RLlib's sync puts into the object store: where weights come from, in place of them."""
-        [version, *_] = self._algorithm.on_all_learners(lambda learner: learner.policy_version)
-        return {COMPONENT_RL_MODULE: self._shipment, WEIGHTS_SEQ_NO: version}
+        version = self._on_all_learners(lambda learner: learner.policy_version)[0]
+        return {COMPONENT_RL_MODULE: self._transfer, WEIGHTS_SEQ_NO: version}
 
     def _next(self) -> WeightTransfer | None:
-        """Return the next shipment, None where an EnvRunner is out of the learner's reach.
+        """Return the next transfer, None where an EnvRunner is out of the learner's reach.
 
         New connections are made where the EnvRunners are others than in the last sync.
         """
-        algorithm = self._algorithm
-        places: Places = dict(
-            algorithm.env_runner_group.foreach_env_runner(
-                lambda runner: (runner.worker_index, runner.receiver.place), local_env_runner=False
-            )
-        )
+        places: Places = self._samplers.places()
         if places != self._places:
-            self._shipment, self._places = None, places
+            self._transfer, self._places = None, places
             if places:
-                address, gpu = next(filter(None, algorithm.on_all_learners(lambda learner: learner.open_sender())))
-                self._shipment = _first_transfer(address, gpu, {index: of for index, (of, _) in places.items()})
-        elif self._shipment is not None:
-            self._shipment = replace(self._shipment, number=self._shipment.number + 1)
-        return self._shipment
+                address, gpu = next(filter(None, self._on_all_learners(lambda learner: learner.open_sender())))
+                self._transfer = _first_transfer(address, gpu, {index: of for index, (of, _) in places.items()})
+        elif self._transfer is not None:
+            self._transfer = replace(self._transfer, number=self._transfer.number + 1)
+        return self._transfer
 
 
 def _first_transfer(address: tuple[str, int], gpu: str | None, gpus: Mapping[int, str | None]) -> WeightTransfer | None:

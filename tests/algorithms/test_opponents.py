@@ -11,9 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.grpo import GRPO
+from rllm_gym.callbacks.opponents import Opponents
 from rllm_gym.data import read_episodes
 from rllm_gym.weights.format import AdaptedWeights
 from tests.algorithms.algorithm_helpers import distance, equal, module_weights, not_finite, toy_config
+from tests.wiring.harness import callback
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +43,7 @@ def test_with_lora_a_pool_is_another_adapter_on_the_policys_engine(tiny_model, b
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     base = {name: value.clone() for name, value in lm.state_dict().items()}
     for step in range(4):
-        theirs = dict(algo.opponent_pools["player_1"].opponent.weights)
+        theirs = dict(callback(algo, Opponents).pools["player_1"].opponent.weights)
         mine = dict(algo.policy_weights("default_policy")[1])
         algo.train()
         for module, adapter in (("opponent_player_1", theirs), ("default_policy", mine)):
@@ -74,10 +76,10 @@ def test_self_play_with_a_pool_resumes_bit_for_bit_and_survives_a_killed_runner(
     os.kill(pids[0], signal.SIGKILL)
     assert algo.train()["opponents"] == expected[0]
     deadline = time.monotonic() + 120
-    while len(algo.runner_ids()) < 2 and time.monotonic() < deadline:
+    while len(algo.samplers.ids) < 2 and time.monotonic() < deadline:
         time.sleep(0.5)
-        algo.bring_back_env_runners()
-    assert len(algo.runner_ids()) == 2
+        algo.samplers.await_any()
+    assert len(algo.samplers.ids) == 2
     assert algo.train()["opponents"] == expected[1]
     assert equal(straight, module_weights(algo))
 

@@ -109,7 +109,7 @@ def test_a_checkpoint_resumes_bit_for_bit_is_evaluated_and_exports_the_policy_al
         assert equal(saved, all_weights(restored))
         resumed = [restored.train() for _ in range(2)]
         assert equal(straight, all_weights(restored))
-        assert restored.evaluate_split("train", 4, horizon=1, seed=0)[0]["num_episodes"] == 4
+        assert restored.evaluation.split("train", 4, horizon=1, seed=0)[0]["num_episodes"] == 4
     finally:
         restored.stop()
     for name in ("vf_loss", "explained_variance", "gradient_norm", "num_optimizer_steps"):

@@ -54,7 +54,7 @@ def test_weights_that_are_broadcast_are_those_of_the_object_store(trained, optio
         algo, results = trained(3, weight_transfer=way, **options)
         found[way] = module_weights(algo), versions(algo), results[-1]["env_runners"]["episode_return_mean"]
         assert mismatch(results[-1]) < 1e-3
-        shipment = algo._weight_transfer and algo._weight_transfer._shipment
+        shipment = algo._weight_sync and algo._weight_sync._transfer
         assert (shipment is not None) == (way == "broadcast")
         algo.stop()
     assert equal(found["object_store"][0], found["broadcast"][0])
@@ -68,12 +68,12 @@ def test_a_restored_checkpoint_is_followed_whatever_its_number(trained, tmp_path
     algo.restore_from_path(path)  # backwards, over the same connections
     assert mismatch(algo.train()) < 1e-3
     assert equal(module_weights(algo), straight)
-    assert versions(algo) == [2, 2] and algo._weight_transfer._shipment.number == 2
+    assert versions(algo) == [2, 2] and algo._weight_sync._transfer.number == 2
 
 
 def test_weights_are_broadcast_to_those_who_sample_ahead(trained):
     algo, _ = trained(4, weight_transfer="broadcast", staleness=1)
-    assert versions(algo) == [4, 4] and algo._weight_transfer._shipment.number == 3
+    assert versions(algo) == [4, 4] and algo._weight_sync._transfer.number == 3
 
 
 def train_until_it_is_back(algo):
@@ -85,7 +85,7 @@ def train_until_it_is_back(algo):
     result = algo.train()
     assert len(versions(algo)) == 2 and len(set(versions(algo))) == 1
     assert mismatch(result) < 1e-3
-    assert algo._weight_transfer._shipment is not None
+    assert algo._weight_sync._transfer is not None
 
 
 def test_a_runner_that_was_killed_gets_weights_again(trained):

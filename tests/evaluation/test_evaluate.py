@@ -23,8 +23,7 @@ from rllm_gym.evaluation.report import Outcome, markdown_table, measures_table, 
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.rollout import policies
 from rllm_gym.rollout.environments import EnvironmentSpec
-from rllm_gym.rollout.sample_result import SampleResult
-from rllm_gym.types import SamplingParams
+from rllm_gym.types import SampleReply, SamplingParams
 from tests.wiring.harness import Recorder, Runners, run
 
 OPTIONS = {"max_model_len": 160, "max_new_tokens": 24, "num_envs_per_env_runner": 4, "zero_stage": 0}
@@ -177,7 +176,7 @@ def test_a_task_that_kills_runners_counts_as_an_error_and_is_left_to_resume(eval
 
     def lose_the_first(self, function, *args, **kwargs):
         results = play(self, function, *args, **kwargs)
-        if isinstance(results[0], SampleResult):
+        if isinstance(results[0], SampleReply):
             results[0].episodes = [episode for episode in results[0].episodes if episode.item_id != "maze_3"]
         return results
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rllm_gym.errors import ConfigError, RllmGymError
-from rllm_gym.rollout.sample_result import SampleResult
 from rllm_gym.training.samples_ahead import SamplesAhead
-from rllm_gym.types import Episode, TaskGroup
+from rllm_gym.types import Episode, SampleReply, TaskGroup
 from tests.wiring.harness import run
 
 
@@ -132,40 +130,37 @@ def test_a_group_that_is_too_old_is_dropped_and_counted(tiny_model):
 
 
 class Restarted:
-    """An algorithm whose runner 1 is another process at the second exchange, and knows nothing of the first one."""
+    """Samplers whose runner 1 is another process at the second exchange, and knows nothing of the first one."""
 
-    horizons, opponent_weights, config = {}, {}, SimpleNamespace(groups_per_step=1)
+    ids, opponents = (1,), {}
 
     def __init__(self):
         self.num_exchanges, self.replayed = 0, []
 
-    def runner_ids(self):
-        return [1]
-
-    def ask_runners(self, shares, ask):
+    def ask(self, shares, ask):
         self.num_exchanges += 1
         keys = [group.key for group in shares[1]]
         if self.num_exchanges <= 2:
-            return [SampleResult(1, groups_left=frozenset(keys))]
-        return [SampleResult(1, [Episode("", SECOND, 0, 0)])]
+            return [SampleReply(1, groups_left=frozenset(keys))]
+        return [SampleReply(1, [Episode("", SECOND, 0, 0)])]
 
     def replay(self, lost, **_):
         assert self.num_exchanges == 3  # the runner was drained before
         self.replayed += lost
-        return [SampleResult(1, [Episode("", group, 0, 0) for group in lost])]
+        return [SampleReply(1, [Episode("", group, 0, 0) for group in lost])]
 
 
 FIRST, SECOND = TaskGroup((0, 0, 0), None, 1), TaskGroup((0, 0, 1), None, 1)
 
 
 def test_what_a_restarted_runner_has_forgotten_is_played_again_and_nothing_else():
-    algorithm = Restarted()
-    ahead = SamplesAhead(algorithm, 1)
+    samplers = Restarted()
+    ahead = SamplesAhead(samplers, 1, num_groups=1, horizons=dict)
     ahead.submit([FIRST], 0)
     ahead._exchange()
     ahead.submit([SECOND], 0)
     taken = ahead.take(2, 1, 0, of_policies=lambda module_id: True)
-    assert algorithm.replayed == [FIRST]
+    assert samplers.replayed == [FIRST]
     assert sorted(group.episodes[0].group.key for group in taken) == [FIRST.key, SECOND.key]
 
 

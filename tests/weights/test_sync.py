@@ -13,18 +13,18 @@ from rllm_gym.weights.sync import WeightSync, WeightTransfer
 from tests.wiring.harness import run
 
 
-class Places:
-    """An algorithm whose EnvRunners are on certain GPUs."""
+class Samplers:
+    """EnvRunners on certain GPUs."""
 
-    def __init__(self, learner: str | None, *runners: str | None) -> None:
-        self.env_runner_group = self
-        self.learner, self.runners = learner, runners
+    def __init__(self, *gpus: str | None) -> None:
+        self.gpus = gpus
 
-    def foreach_env_runner(self, *_, **__):
-        return [(index, (gpu, f"host:{index}")) for index, gpu in enumerate(self.runners, 1)]
+    def places(self):
+        return {index: (gpu, f"host:{index}") for index, gpu in enumerate(self.gpus, 1)}
 
-    def on_all_learners(self, function):
-        return [(("host", 1), self.learner), None]
+
+def sync_of(samplers: Samplers, learner_gpu: str | None) -> WeightSync:
+    return WeightSync(samplers, None, lambda function: [(("host", 1), learner_gpu), None])
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ class Places:
     ],
 )
 def test_a_runner_on_the_learners_gpu_is_its_neighbour_and_the_others_are_broadcast_to(learner, runners, far, near):
-    sync = WeightSync(Places(learner, *runners))
+    sync = sync_of(Samplers(*runners), learner)
     assert sync._next() == WeightTransfer(0, ("host", 1), far, near)
     assert sync._next() == WeightTransfer(1, ("host", 1), far, near)
 
@@ -52,16 +52,16 @@ def test_a_runner_on_the_learners_gpu_is_its_neighbour_and_the_others_are_broadc
     ],
 )
 def test_where_a_runner_is_out_of_reach_all_get_weights_through_the_object_store(learner, runners):
-    assert WeightSync(Places(learner, *runners))._next() is None
+    assert sync_of(Samplers(*runners), learner)._next() is None
 
 
 def test_new_connections_are_made_only_when_the_runners_are_others():
-    places = Places("a", "a")
-    sync = WeightSync(places)
+    samplers = Samplers("a")
+    sync = sync_of(samplers, "a")
     assert sync._next() == WeightTransfer(0, ("host", 1), [], [1])
-    sync._shipment = None  # it has failed
+    sync._transfer = None  # it has failed
     assert sync._next() is None
-    places.runners = ("a", "b")
+    samplers.gpus = ("a", "b")
     assert sync._next() == WeightTransfer(0, ("host", 1), [2], [1])
 
 
@@ -70,27 +70,31 @@ def test_new_connections_are_made_only_when_the_runners_are_others():
     [
         ({}, False),
         ({"weight_transfer": "broadcast"}, True),
-        ({"num_gpus_per_learner": 1, "num_gpus_per_env_runner": 1}, True),
-        ({"num_gpus_per_learner": 1, "num_gpus_per_env_runner": 1, "weight_transfer": "object_store"}, False),
-        ({"num_gpus_per_learner": 1, "num_gpus_per_env_runner": 0}, False),
+        ({"num_gpus_per_learner": 1, "num_gpus_per_env_runner": 1}, False),
+        ({"num_gpus_per_learner": 1, "num_gpus_per_env_runner": 1, "weight_transfer": "broadcast"}, True),
         ({"weight_transfer": "broadcast", "engine_options": {"tensor_parallel_size": 2}}, False),
         ({"weight_transfer": "broadcast", "engine_options": {"pipeline_parallel_size": 2}}, False),
     ],
 )
-def test_gpus_need_no_object_store(options, transfers):
+def test_weights_go_through_the_object_store_unless_another_way_is_named(options, transfers):
     assert GRPOConfig().update_from_dict(options).transfers_weights == transfers
+
+
+SHARED = {"num_gpus_per_learner": 0.5, "num_gpus_per_env_runner": 0.5}
+SLEEP = {"engine_options": {"enable_sleep_mode": True}}
 
 
 @pytest.mark.parametrize(
     ("options", "by_turns"),
     [
-        ({"num_gpus_per_learner": 0.5, "num_gpus_per_env_runner": 0.5}, True),
-        ({"num_gpus_per_learner": 0.5, "num_gpus_per_env_runner": 0.5, "staleness": 1}, False),
-        ({"num_gpus_per_learner": 1, "num_gpus_per_env_runner": 0.5}, False),
-        ({}, False),
+        (SHARED | SLEEP, True),
+        (SHARED, False),
+        (SHARED | SLEEP | {"staleness": 1}, False),
+        (SLEEP | {"num_gpus_per_learner": 1, "num_gpus_per_env_runner": 0.5}, False),
+        (SLEEP, False),
     ],
 )
-def test_vllm_may_sleep_where_a_gpu_is_shared_by_turns(options, by_turns):
+def test_vllm_sleeps_where_it_is_asked_to_and_a_gpu_is_shared_by_turns(options, by_turns):
     assert GRPOConfig().update_from_dict(options).shares_gpus_by_turns == by_turns
 
 

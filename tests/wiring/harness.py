@@ -222,3 +222,9 @@ def run(base_model: Any, *, method: str = "GRPO", steps: int = 1, **options: Any
             yield found
         finally:
             found.algo.stop()
+
+
+def callback(algo: Any, kind: type) -> Any:
+    """Return an algorithm's callback of a class."""
+    [found] = [of for of in algo.callbacks if type(of) is kind]
+    return found

@@ -10,10 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms import policy_gradient
+from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import best_and_worst, read_episodes
 from rllm_gym.training.recorded_samples import is_wanted
 from tests.conftest import make_tokenizer
-from tests.wiring.harness import Run, run
+from tests.wiring.harness import Run, callback, run
 
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
 MANY_MICRO_BATCHES = {"tokens_per_micro_batch": 150, "grad_clip": None, "deepspeed": SGD}
@@ -114,7 +115,7 @@ def test_a_second_epoch_has_the_ratio_to_what_the_trainer_gave_before_the_first(
 def test_an_evaluation_plays_all_tasks_of_its_split_and_no_other(ray_cluster, tiny_model):
     with run(tiny_model, steps=0) as found:
         for split, parity in (("eval", 1), ("train", 0)):
-            metrics, episodes = found.algo.evaluate_split(split, 12, horizon=2, seed=3)
+            metrics, episodes = found.algo.evaluation.split(split, 12, horizon=2, seed=3)
             played = Counter(episode.item_id for episode in episodes)
             assert played == {f"maze_{k}": 2 for k in range(12) if k % 2 == parity}
             assert metrics["num_episodes"] == 12
@@ -177,14 +178,14 @@ def test_rewards_and_advantages_are_stored_as_they_were_trained_on(ray_cluster, 
 def test_every_request_for_episodes_begins_with_an_empty_prefix_cache(ray_cluster, tiny_model):
     with run(tiny_model, steps=0) as found:
         before = found.engine.num_cache_resets
-        found.algo.evaluate_split("eval", 2, horizon=1, seed=0)
+        found.algo.evaluation.split("eval", 2, horizon=1, seed=0)
         assert found.engine.num_cache_resets == before + 1
 
 
 def test_an_adaptive_horizon_sees_the_success_of_each_train_step(ray_cluster, tiny_model):
     schedule = {"type": "adaptive", "horizons": [2, 3], "min_steps_per_stage": 50}
     with run(tiny_model, steps=3, scaling_inter=schedule, max_episode_steps=None) as found:
-        [stage] = found.algo.horizon_stages.values()
+        [stage] = callback(found.algo, ScalingInter).stages.values()
         assert stage.success_rates == [result["env_runners"]["success_rate"] for result in found.results]
         assert any(stage.success_rates)
         assert any(stage.truncated_failures)
@@ -224,7 +225,7 @@ def test_a_resumed_run_takes_the_same_next_step(ray_cluster, tiny_model, tmp_pat
                 name: value.tobytes() for name, value in straight.weights.items()
             }
             assert resumed.losses == straight.losses[-len(resumed.losses) :]
-            assert resumed.algo.horizon_stages == straight.algo.horizon_stages
+            assert callback(resumed.algo, ScalingInter).stages == callback(straight.algo, ScalingInter).stages
             if "task_sampling" in options:
                 assert resumed.algo.task_difficulty.get_state() == straight.algo.task_difficulty.get_state()
             for name in ("num_env_steps_sampled_lifetime", "num_episodes_lifetime", "success_rate"):

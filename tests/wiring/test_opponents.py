@@ -7,10 +7,11 @@ import pytest
 import torch
 from ray.tune.registry import register_env
 
+from rllm_gym.callbacks.opponents import Opponents
 from rllm_gym.data import read_episodes
 from tests.envs.toy_multi_agent import TakeAway
 from tests.wiring import harness
-from tests.wiring.harness import run
+from tests.wiring.harness import callback, run
 
 GAME = {"env": "take_away", "max_episode_steps": None, "filter_groups": "off", "lr": 1e-2}
 
@@ -69,7 +70,7 @@ def test_a_pool_plays_the_learner_as_it_was(tiny_model):
     with run(tiny_model, **GAME, **pool(every=2, size=2, sampling="latest"), steps=1) as found:
         algo, engine = found.algo, found.runner.engines["opponent_player_1"]
         # Step 0 against the policy that training began with.
-        assert equal(engine.weights, algo.opponent_pools["player_1"].opponent.weights)
+        assert equal(engine.weights, callback(algo, Opponents).pools["player_1"].opponent.weights)
         assert found.results[0]["opponents"]["player_1"]["snapshot_step"] == 0
         versions, steps, weights = [], [], []
         for _ in range(4):
@@ -86,7 +87,7 @@ def test_a_pool_plays_the_learner_as_it_was(tiny_model):
         assert equal(weights[2][1], weights[1][0][1])
         assert not equal(weights[2][1], weights[2][0][1])
         assert equal(weights[3][1], weights[3][0][1])
-        assert [s.step for s in algo.opponent_pools["player_1"].snapshots] == [2, 4]
+        assert [s.step for s in callback(algo, Opponents).pools["player_1"].snapshots] == [2, 4]
         assert {sample.agent for sample in found.trained} == {"player_0"}
         assert result["policy_version"] == 4  # the learner's
 
@@ -99,7 +100,7 @@ def test_the_learners_return_is_remembered_by_whom_it_was_against(tiny_model):
         assert modules["default_policy"] == returns[-1]
         assert modules.keys() == {"default_policy", "opponent_player_1"}
         assert [each["learner_return"] for each in told] == returns
-        kept = {s.step: s.returns for s in found.algo.opponent_pools["player_1"].snapshots}
+        kept = {s.step: s.returns for s in callback(found.algo, Opponents).pools["player_1"].snapshots}
         assert [each["snapshot_step"] for each in told] == [0, 1, 2]  # what has not played comes first
         assert kept == {1: [returns[1]], 2: [returns[2]], 3: []}
 
@@ -137,7 +138,7 @@ def test_a_frozen_opponent_is_a_checkpoint_or_a_model(tiny_model, other_model, t
 def test_a_frozen_adapter_is_merged_and_a_pool_of_adapters_holds_adapters(tiny_model, tmp_path):
     lora = {"lora": {"r": 4}, "engine": "transformers"}  # with vllm a pool is an adapter on the policy's engine
     with run(tiny_model, **GAME, **lora, **pool(every=1), steps=2) as found:
-        snapshots = found.algo.opponent_pools["player_1"].snapshots
+        snapshots = callback(found.algo, Opponents).pools["player_1"].snapshots
         assert all("lora_" in name for snapshot in snapshots for name in snapshot.weights)
         path = found.algo.save_to_path(str(tmp_path / "checkpoint"))
         merged = dict(found.runner.engines["default_policy"].weights)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from rllm_gym.training.side_by_side import SideBySide
+from rllm_gym.training.algorithm import LLMAlgorithm
 from tests.wiring.harness import Runners, run
 
 
 @pytest.mark.parametrize(("num_gpus", "timeout_s"), [(0, 0.0), (1, 0.0), (0.5, None)])
 def test_samplers_that_share_a_gpu_are_waited_for(num_gpus, timeout_s):
-    algo = object.__new__(SideBySide)
-    algo.config, algo.env_runner_group = SimpleNamespace(num_gpus_per_env_runner=num_gpus), mock.Mock()
+    algo = object.__new__(LLMAlgorithm)
+    group = mock.Mock()
+    algo.config, algo.env_runner_group, algo.environments = mock.Mock(num_gpus_per_env_runner=num_gpus), group, []
     algo.spaces = None
-    assert not algo.env_runner_group.mock_calls
+    assert not group.mock_calls
     algo.spaces = {"policy": ()}
-    algo.env_runner_group.foreach_env_runner.assert_called_once_with(
-        "build", local_env_runner=False, timeout_seconds=timeout_s
-    )
+    group.foreach_env_runner.assert_called_once_with("build", local_env_runner=False, timeout_seconds=timeout_s)
 
 
 def test_they_begin_before_the_learners(tiny_model, monkeypatch):
