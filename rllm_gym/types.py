@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -117,13 +118,32 @@ class Engine(Protocol):
         """Free the engine; safe to call twice."""
 
 
+class EndReason(StrEnum):
+    """Why an episode ended."""
+
+    TERMINATED = "terminated"  # the environment says that it is over
+    HORIZON = "horizon"  # it had the turns that it may take
+    CONTEXT_LIMIT = "context_limit"  # no room for a whole turn
+    TRUNCATED = "truncated"  # the environment cut it
+    ERROR = "error"  # the environment failed after its retries; nothing of it is trained
+
+    @property
+    def is_truncated(self) -> bool:
+        return self in (EndReason.HORIZON, EndReason.CONTEXT_LIMIT, EndReason.TRUNCATED)
+
+    @property
+    def is_error(self) -> bool:
+        return self is EndReason.ERROR
+
+
 @dataclass
 class Turn:
     """One completion, and what the environment had added before it.
 
-    `sample` counts the contexts of the stream: where the history was rewritten before this turn, `observation_ids` is
-    the whole new prompt, and a new sample begins. `kind` is what the completion was for, `action`, `plan`, `reflection`
-    or `summary`, in which attempt at the task; `rewards` are the reward functions' values by name, not weighted.
+    `context_index` counts the contexts of the stream: where the history was rewritten before this turn,
+    `observation_ids` is the whole new prompt, and a new sample begins. `kind` is what the completion was for, `action`,
+    `plan`, `reflection` or `summary`, in which attempt at the task; `rewards` are the reward functions' values by name,
+    not weighted.
     `env_step` counts the environment's steps before this action, so that turns of several agents can be put in order.
     `is_invalid_action` is what the environment's info says of the action; `is_trained` is False where a recorded turn
     is only context. `policy_version` is that of the first token; `token_versions` are those of each, where they differ.
@@ -138,7 +158,7 @@ class Turn:
     num_cached_tokens: int = 0
     is_invalid_action: bool = False
     is_trained: bool = True
-    sample: int = 0
+    context_index: int = 0
     kind: str = "action"
     attempt: int = 1
     rewards: dict[str, float] = field(default_factory=dict)
@@ -177,7 +197,7 @@ class Stream:
     @property
     def contexts(self) -> list[list[Turn]]:
         """The turns of each sample: one list, unless the history was rewritten on the way."""
-        return [list(turns) for _, turns in itertools.groupby(self.turns, key=lambda turn: turn.sample)]
+        return [list(turns) for _, turns in itertools.groupby(self.turns, key=lambda turn: turn.context_index)]
 
     @property
     def num_tokens(self) -> int:
@@ -193,14 +213,12 @@ class Stream:
 class Episode:
     """One play of one task by one or several agents.
 
-    `end_reason` is one of `terminated`, `horizon`, `context_limit` (no room for a whole turn), `truncated` (the
-    environment said so), `error` (the environment failed after its retries; `error` holds the text, and nothing of it
-    is trained). `info` is the last step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info}
-    of several. `timings` are seconds: `env_s`, `engine_s`, `total_s`. `num_env_timeouts` counts the attempts in which
-    the environment did not answer in time, `num_role_markers` what it said that looks like the beginning of a turn.
-    `horizon` is the number of environment steps that it might take; None is no limit. `is_conditional` says that it was
-    played only since others of its group had ended differently (`screening_size`), so that it does not say how the task
-    goes.
+    `end_reason` is None while the episode goes on; where it is `ERROR`, `error` holds the text. `info` is the last
+    step's info of a single agent (`is_success`, `category`, ...), or {agent_id: info} of several. `timings` are
+    seconds: `env_s`, `engine_s`, `total_s`. `num_env_timeouts` counts the attempts in which the environment did not
+    answer in time, `num_role_markers` the markers of a turn's beginning in the environment's words. `horizon` is the
+    number of environment steps that it may take; None is no limit. `is_conditional`: it was played only since others of
+    its group had ended differently (`screening_size`), so that it does not say how the task goes.
     """
 
     episode_id: str
@@ -210,7 +228,7 @@ class Episode:
     env_id: str = ""
     item_id: str | int | None = None
     streams: dict[str, Stream] = field(default_factory=dict)
-    end_reason: str = ""
+    end_reason: EndReason | None = None
     error: str | None = None
     info: dict[str, Any] = field(default_factory=dict)
     timings: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -237,7 +255,7 @@ class Episode:
 
     @property
     def is_truncated(self) -> bool:
-        return self.end_reason in ("horizon", "context_limit", "truncated")
+        return self.end_reason is not None and self.end_reason.is_truncated
 
     @property
     def returns(self) -> tuple[float, ...]:
@@ -288,8 +306,8 @@ class Sample:
         advantage       0   0  .9  .9   0  .9   0  .9   .9    # None until it is computed
 
     An episode gives several samples where it has several agents (`agent`) and where a context was rewritten on the way
-    (`part`). The parts of one agent share its return, the value after a part is the value before the next part's first
-    sampled token, and the samples of an episode are never dealt to different learners.
+    (`context_index`). The contexts of one agent share its return, the value after one is the value before the next
+    one's first sampled token, and the samples of an episode are never dealt to different learners.
 
     Args:
         tokens: int64 [T].
@@ -307,7 +325,7 @@ class Sample:
         pair: of the two samples of a preference pair; -1 for none. `is_chosen` tells them apart, and `ref_logp_sum` is
             the log-probability of all tokens under the frozen reference.
         episode: names the episode among those of a train step; "" for a sample that stands for itself.
-        part: counts the contexts of one agent's episode.
+        context_index: counts the contexts of one agent's episode.
         agent, role, module: who acted, as what, and which RLModule is trained on it.
         others_return: what the other agents of the episode have earned.
         is_terminated: the environment ended the episode, as opposed to a horizon or a full context.
@@ -332,7 +350,7 @@ class Sample:
     is_chosen: bool = False
     ref_logp_sum: float = 0.0
     episode: str = ""
-    part: int = 0
+    context_index: int = 0
     agent: str = AGENT
     role: str = AGENT
     module: str = DEFAULT_MODULE

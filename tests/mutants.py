@@ -243,7 +243,7 @@ MUTANTS = [
     ),
     Mutant(
         "groups that end alike are played on",
-        "rllm_gym/rollout/play.py",
+        "rllm_gym/rollout/loop.py",
         "return [] if is_alike else others",
         "return others",
         "tests/rollout/test_loop.py -k rest_of_a_group",
@@ -319,8 +319,8 @@ MUTANTS = [
     Mutant(
         "stored advantages negated",
         RECORDS,
-        "            advantage=advantage,\n",
-        "            advantage=None if advantage is None else [-a for a in advantage],\n",
+        "advantage=advantage, trainer",
+        "advantage=None if advantage is None else [-a for a in advantage], trainer",
         f"{JOINTS} -k stored",
     ),
     Mutant(
@@ -447,9 +447,9 @@ MUTANTS = [
     ),
     Mutant(
         "the hub's prompt lacks what was said before",
-        "rllm_gym/viewer/hub_worker.py",
-        "else [*self._ids, *action.tolist(),",
-        "else [*action.tolist(),",
+        "rllm_gym/rollout/loop.py",
+        "agent.context.extend(completion.token_ids.tolist())",
+        "pass",
         "tests/viewer/test_hub.py -k model_acts",
     ),
     Mutant(

@@ -14,6 +14,7 @@ from typing import IO, Any
 from rllm_gym.data.conversations import Dialogue, read_dialogues
 from rllm_gym.data.records import EpisodeRecord, TurnRecord
 from rllm_gym.errors import ConfigError
+from rllm_gym.types import EndReason
 
 _SPEAKERS = {"system": "system", "user": "human", "assistant": "gpt"}
 
@@ -70,7 +71,7 @@ def _record_of(dialogue: Dialogue, episode_id: str, env_id: str, train_step: int
             for number, reward in enumerate(rewards)
         ],
         final_observation_ids=[],
-        end_reason="terminated",
+        end_reason=EndReason.TERMINATED,
         seed=0,
         is_success=None if dialogue.reward is None else dialogue.reward == 1,
     )

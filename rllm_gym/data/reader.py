@@ -14,7 +14,7 @@ from typing import IO
 import zstandard
 from pydantic import ValidationError
 
-from rllm_gym.data.records import KNOWN_IN_WORDS, EpisodeRecord
+from rllm_gym.data.records import VERSIONS_IN_WORDS, EpisodeRecord
 from rllm_gym.errors import TrajectoryError
 from rllm_gym.lineage import first_trial
 
@@ -192,7 +192,7 @@ def _parse(line: bytes, shard: Path, number: int) -> EpisodeRecord:
         for error in errors:
             if error["loc"] == ("schema_version",):
                 raise TrajectoryError(
-                    f"read_episodes: schema_version must be {KNOWN_IN_WORDS}; got "
+                    f"read_episodes: schema_version must be {VERSIONS_IN_WORDS}; got "
                     f"{error['input']!r} in {shard}:{number}. Read it with the rllm-gym release that wrote it."
                 ) from None
         where = ".".join(map(str, errors[0]["loc"])) or "record"

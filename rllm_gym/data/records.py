@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal, Self
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import to_jsonable_python
 
-from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
+from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
-# Goes up with every change of the fields below. A reader refuses versions that it does not know. Records of version 5
-# are those of 6 without a turn's `token_versions`; those of 4 lack `role`, too, those of 3 a turn's `sample`, `kind`,
-# `attempt` and `rewards`, and those of 2 `is_evaluation`.
-SCHEMA_VERSION: Final = 6
-KNOWN_VERSIONS = (2, 3, 4, 5, 6)
-KNOWN_IN_WORDS = "2, 3, 4, 5 or 6"
+# The versions that are read, oldest first; the last one is written. A change of the fields below adds one, and a reader
+# refuses the others. Version 6 calls a turn's `context_index` `sample`.
+VERSIONS = (6, 7)
+SCHEMA_VERSION = VERSIONS[-1]
+VERSIONS_IN_WORDS = f"{', '.join(map(str, VERSIONS[:-1]))} or {VERSIONS[-1]}"
 
-EndReason = Literal["terminated", "horizon", "context_limit", "truncated", "error"]
 TurnKind = Literal["action", "plan", "reflection", "summary"]
+
+# The fields of a `Turn` that are arrays, and those that a record leaves out.
+TURN_DTYPES = {"observation_ids": np.int64, "action_ids": np.int64, "logp": np.float32, "token_versions": np.int64}
+NOT_RECORDED = ("num_cached_tokens", "is_trained")
 
 
 class _Record(BaseModel):
@@ -40,8 +52,8 @@ class TurnRecord(_Record):
         is_invalid_action: the environment could not act on it.
         advantage: of each id in `action_ids`; None where none was computed.
         trainer_logp: the trainer's log-probability of each before the update; None where it was not computed.
-        sample: counts the contexts of the agent. Where the history was rewritten before this turn, it is one more than
-            before, and `observation_ids` is the whole new prompt.
+        context_index: counts the contexts of the agent. Where the history was rewritten before this turn, it is one
+            more than before, and `observation_ids` is the whole new prompt.
         kind: what the completion was for. All but an action stay between the policy and itself.
         attempt: at the task, from 1.
         rewards: the reward functions' values by name, not weighted; empty where none are configured.
@@ -58,7 +70,7 @@ class TurnRecord(_Record):
     is_invalid_action: bool = False
     advantage: list[FiniteFloat] | None = None
     trainer_logp: list[FiniteFloat] | None = None
-    sample: int = 0
+    context_index: int = Field(default=0, validation_alias=AliasChoices("context_index", "sample"))
     kind: TurnKind = "action"
     attempt: int = 1
     rewards: dict[str, FiniteFloat] = {}
@@ -95,7 +107,7 @@ class EpisodeRecord(_Record):
         info: the last step's info, as far as it is JSON.
     """
 
-    schema_version: Literal[2, 3, 4, 5, 6] = SCHEMA_VERSION
+    schema_version: int = SCHEMA_VERSION
     env_id: str
     env_version: str = ""
     item_id: str | int | None = None
@@ -112,7 +124,7 @@ class EpisodeRecord(_Record):
     turns: list[TurnRecord]
     final_observation_ids: list[int]
     timings: dict[str, FiniteFloat] = {}
-    end_reason: EndReason
+    end_reason: Annotated[EndReason, Field(strict=False)]
     seed: int
     error: str | None = None
     is_success: bool | None = None
@@ -120,9 +132,16 @@ class EpisodeRecord(_Record):
     is_evaluation: bool = False
     info: dict[str, JsonValue] = {}
 
+    @field_validator("schema_version")
+    @classmethod
+    def _check_version(cls, version: int) -> int:
+        if version not in VERSIONS:
+            raise ValueError(f"schema_version must be {VERSIONS_IN_WORDS}; got {version}.")
+        return version
+
     @model_validator(mode="after")
     def _check_error(self) -> Self:
-        if (self.error is None) == (self.end_reason == "error"):
+        if (self.error is None) == self.end_reason.is_error:
             raise ValueError(f"error must hold a text exactly where end_reason is 'error'; got {self.error!r}.")
         return self
 
@@ -167,7 +186,7 @@ def records_of(
             train_step=train_step,
             max_episode_steps=max_episode_steps,
             messages=stream.messages,
-            turns=_turn_records(stream.turns, (samples or {}).get(stream.agent_id, [])),
+            turns=turn_records(stream.turns, (samples or {}).get(stream.agent_id, ())),
             final_observation_ids=stream.final_observation_ids.tolist(),
             timings={name: float(seconds) for name, seconds in episode.timings.items()},
             end_reason=episode.end_reason,  # type: ignore[arg-type]  # checked by the model
@@ -205,23 +224,7 @@ def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
 
 def stream_of(record: EpisodeRecord) -> Stream:
     """Return the token stream that a record holds."""
-    turns = [
-        Turn(
-            observation_ids=np.asarray(turn.observation_ids, np.int64),
-            action_ids=np.asarray(turn.action_ids, np.int64),
-            logp=np.asarray(turn.logp, np.float32),
-            policy_version=turn.policy_version,
-            env_step=turn.env_step,
-            reward=turn.reward,
-            is_invalid_action=turn.is_invalid_action,
-            sample=turn.sample,
-            kind=turn.kind,
-            attempt=turn.attempt,
-            rewards=turn.rewards,
-            token_versions=None if turn.token_versions is None else np.asarray(turn.token_versions, np.int64),
-        )
-        for turn in record.turns
-    ]
+    turns = [_turn_of(turn) for turn in record.turns]
     final_observation_ids = np.asarray(record.final_observation_ids, np.int64)
     return Stream(record.agent_id, record.module_id, turns, final_observation_ids, list(record.messages), record.role)
 
@@ -231,40 +234,38 @@ def _info_of(record: EpisodeRecord) -> dict[str, Any]:
     return {**record.info, **{key: value for key, value in known.items() if value is not None}}
 
 
-def _turn_records(turns: Sequence[Turn], samples: Sequence[Sample]) -> list[TurnRecord]:
+def turn_records(turns: Sequence[Turn], samples: Sequence[Sample] = ()) -> list[TurnRecord]:
+    """Return turns as they are stored, with what samples hold of their tokens."""
     num_tokens = [len(turn.action_ids) for turn in turns]
-    parts = sorted(samples, key=lambda sample: sample.part)
-    columns = [_by_turn(parts, name, num_tokens) for name in ("advantage", "trainer_logp")]
+    contexts = sorted(samples, key=lambda sample: sample.context_index)
+    columns = [_by_turn(contexts, name, num_tokens) for name in ("advantage", "trainer_logp")]
     return [
-        TurnRecord(
-            observation_ids=turn.observation_ids.tolist(),
-            action_ids=turn.action_ids.tolist(),
-            logp=turn.logp.tolist(),
-            reward=float(turn.reward),
-            policy_version=turn.policy_version,
-            env_step=turn.env_step,
-            is_invalid_action=turn.is_invalid_action,
-            advantage=advantage,
-            trainer_logp=trainer_logp,
-            sample=turn.sample,
-            kind=turn.kind,  # type: ignore[arg-type]  # checked by the model
-            attempt=turn.attempt,
-            rewards=turn.rewards,
-            token_versions=None if turn.token_versions is None else turn.token_versions.tolist(),
-        )
+        TurnRecord(**_turn_fields(turn), advantage=advantage, trainer_logp=trainer_logp)
         for turn, advantage, trainer_logp in zip(turns, *columns, strict=True)
     ]
 
 
-def _by_turn(parts: Sequence[Sample], name: str, num_tokens: Sequence[int]) -> list[list[float] | None]:
+def _turn_fields(turn: Turn) -> dict[str, Any]:
+    values = {each.name: getattr(turn, each.name) for each in fields(Turn) if each.name not in NOT_RECORDED}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def _turn_of(record: TurnRecord) -> Turn:
+    values = {each.name: getattr(record, each.name) for each in fields(Turn) if each.name not in NOT_RECORDED}
+    for name, dtype in TURN_DTYPES.items():
+        values[name] = None if values[name] is None else np.asarray(values[name], dtype)
+    return Turn(**values)
+
+
+def _by_turn(contexts: Sequence[Sample], name: str, num_tokens: Sequence[int]) -> list[list[float] | None]:
     """Return a field at the sampled tokens of each turn; None for all where it was not computed.
 
     None, too, for a turn with a value that is not finite, which stops the run after it is stored.
     """
-    values = [getattr(part, name) for part in parts]
+    values = [getattr(sample, name) for sample in contexts]
     if not values or any(value is None for value in values):
         return [None] * len(num_tokens)
-    flat = np.concatenate([value[part.weight != 0] for part, value in zip(parts, values, strict=True)])
+    flat = np.concatenate([value[sample.weight != 0] for sample, value in zip(contexts, values, strict=True)])
     turns = np.split(flat, np.cumsum(num_tokens)[:-1])
     return [of_turn.tolist() if np.isfinite(of_turn).all() else None for of_turn in turns]
 
@@ -281,13 +282,13 @@ def _info_fields(info: Mapping[str, Any], split: str | None) -> dict[str, Any]:
     `messages` is left out, being stored already, and so is what JSON cannot hold (arrays, objects).
     """
     kinds = {"is_success": bool, "category": str, "split": str}
-    fields = {key: None if info.get(key) is None else kind(info[key]) for key, kind in kinds.items()}
+    found = {key: None if info.get(key) is None else kind(info[key]) for key, kind in kinds.items()}
     rest: dict[str, Any] = {}
     for key, value in info.items():
         if key not in kinds and key != "messages":
             with suppress(TypeError, ValueError):
                 rest[str(key)] = to_jsonable_python(value, fallback=_number)
-    return {**fields, "split": fields["split"] or split, "info": rest}
+    return {**found, "split": found["split"] or split, "info": rest}
 
 
 def _number(value: Any) -> Any:

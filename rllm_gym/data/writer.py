@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from rllm_gym.data.keep import Keep
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, lines_of, sealed_name
-from rllm_gym.data.records import KNOWN_IN_WORDS, KNOWN_VERSIONS, SCHEMA_VERSION, EpisodeRecord, records_of
+from rllm_gym.data.records import SCHEMA_VERSION, VERSIONS, VERSIONS_IN_WORDS, EpisodeRecord, records_of
 from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 from rllm_gym.types import Episode, Sample
 
@@ -231,16 +231,16 @@ class TrajectoryWriter:
         try:
             manifest = json.loads((self.folder / MANIFEST).read_text())
             version = manifest["schema_version"]
-            shards = manifest["shards"] if version in KNOWN_VERSIONS else []
+            shards = manifest["shards"] if version in VERSIONS else []
             known = {shard["name"]: shard["num_records"] for shard in shards}
         except FileNotFoundError:
             return {}
         except (ValueError, LookupError, TypeError):
             logger.warning("TrajectoryWriter: %s is damaged; it is made again from the files", self.folder / MANIFEST)
             return {}
-        if version not in KNOWN_VERSIONS:
+        if version not in VERSIONS:
             raise TrajectoryError(
-                f"TrajectoryWriter: schema_version must be {KNOWN_IN_WORDS}; got {version!r} in "
+                f"TrajectoryWriter: schema_version must be {VERSIONS_IN_WORDS}; got {version!r} in "
                 f"{self.folder / MANIFEST}. Use another folder, or the rllm-gym release that wrote this one."
             )
         return known

@@ -1,4 +1,4 @@
-"""Environments as the rollout loop sees them, reused by reset; and the threads that step them while engines decode."""
+"""Environments that are reused by reset, and the threads that step them while engines decode."""
 
 from __future__ import annotations
 
@@ -10,148 +10,17 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol, SupportsFloat
-
-import numpy as np
+from typing import Any
 
 from rllm_gym.errors import EnvError
-from rllm_gym.types import AGENT, TokenIds
+from rllm_gym.rollout.env_adapters import EnvAdapter, adapt_env
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0  # how long the end of a run waits for its environments; a hung one must not hang the process
-
-
-@dataclass(frozen=True)
-class EnvStep:
-    """What an environment said after a reset or a step.
-
-    Args:
-        observations: new token ids by agent.
-        rewards: finite floats by agent, acting or waiting.
-        to_act: the agents whose actions the next step needs, in the environment's order; empty at the end.
-        infos: info dictionaries by agent.
-        end_reason: "" while the episode goes on, else "terminated" or "truncated".
-    """
-
-    observations: dict[str, TokenIds]
-    rewards: dict[str, float]
-    to_act: tuple[str, ...]
-    infos: dict[str, dict[str, Any]]
-    end_reason: str = ""
-
-
-class EnvAdapter(Protocol):
-    """A token-level environment of one or several agents."""
-
-    env_id: str
-    agents: tuple[str, ...]
-    is_multi_agent: bool
-
-    def stop_ids(self, agent_id: str) -> tuple[int, ...]: ...
-
-    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
-
-    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
-
-    def close(self) -> None: ...
-
-
-def adapt_env(env: Any) -> EnvAdapter:
-    """Wrap a token-level `gymnasium.Env`, or a multi-agent one (recognised by its `possible_agents`)."""
-    return MultiAgentAdapter(env) if hasattr(env, "possible_agents") else SingleAgentAdapter(env)
-
-
-class SingleAgentAdapter:
-    """A token-level `gymnasium.Env` as an environment of the one agent `AGENT`."""
-
-    agents: tuple[str, ...] = (AGENT,)
-    is_multi_agent = False
-
-    def __init__(self, env: Any):
-        self._env = env
-        self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
-        self.env_id = _env_id(env)
-
-    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
-        return self._stop_ids
-
-    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
-        ids, info = self._env.reset(seed=seed, options=_options(item_id))
-        return EnvStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: info})
-
-    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
-        ids, reward, terminated, truncated, info = self._env.step(actions[AGENT])
-        end_reason = "terminated" if terminated else "truncated" if truncated else ""
-        rewards = {AGENT: _finite(reward, self.env_id)}
-        return EnvStep({AGENT: _ids(ids)}, rewards, () if end_reason else (AGENT,), {AGENT: info}, end_reason)
-
-    def close(self) -> None:
-        self._env.close()
-
-
-class MultiAgentAdapter:
-    """A token-level environment with RLlib `MultiAgentEnv`'s dictionaries; whoever is in the last observations acts."""
-
-    is_multi_agent = True
-
-    def __init__(self, env: Any):
-        self._env = env
-        self.agents = tuple(env.possible_agents)
-        self.env_id = _env_id(env)
-
-    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
-        return tuple(self._env.stop_ids)
-
-    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
-        options = _options(item_id)
-        if getattr(getattr(self._env, "unwrapped", self._env), "rotates_seats", False):
-            options = {**(options or {}), "seating": seating}
-        observations, infos = self._env.reset(seed=seed, options=options)
-        return self._env_step(observations, {}, {}, {}, infos)
-
-    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
-        return self._env_step(*self._env.step(dict(actions)))
-
-    def close(self) -> None:
-        self._env.close()
-
-    def _env_step(self, observations, rewards, terminateds, truncateds, infos) -> EnvStep:
-        is_terminated, is_truncated = terminateds.get("__all__", False), truncateds.get("__all__", False)
-        end_reason = "terminated" if is_terminated else "truncated" if is_truncated else ""
-        to_act = tuple(a for a in observations if not (end_reason or terminateds.get(a) or truncateds.get(a)))
-        if not (end_reason or to_act):
-            raise EnvError(f"{self.env_id}: an episode that goes on needs an agent to act; got observations for none.")
-        return EnvStep(
-            {agent: _ids(ids) for agent, ids in observations.items()},
-            {agent: _finite(reward, self.env_id) for agent, reward in rewards.items()},
-            to_act,
-            {agent: infos[agent] for agent in self.agents if agent in infos},
-            end_reason,
-        )
-
-
-def _env_id(env: Any) -> str:
-    spec = getattr(env, "spec", None)
-    return spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
-
-
-def _options(item_id: str | int | None) -> dict[str, Any] | None:
-    return None if item_id is None else {"item_id": item_id}
-
-
-def _ids(ids: Any) -> TokenIds:
-    return np.asarray(ids, np.int64)
-
-
-def _finite(reward: SupportsFloat, env_id: str) -> float:
-    value = float(reward)
-    if not math.isfinite(value):
-        raise EnvError(f"{env_id}: a reward must be a finite number; got {value}.")
-    return value
 
 
 class _State(Enum):
@@ -189,7 +58,7 @@ class EnvJob:
     args: tuple[Any, ...] = ()
     call: str = ""
     call_begun_s: float = math.inf
-    result: EnvStep | None = None
+    result: Any = None
     error: str | None = None
     is_timed_out: bool = False
     seconds: float = 0.0
@@ -308,6 +177,19 @@ class EnvPool:
             job.slot.job = None
         self.num_jobs -= len(done)
         return done
+
+    def call(self, slot: EnvSlot, function: Callable[[Any], Any]) -> Any:
+        """Call a function with the environment of a slot that has no job, in its thread; return what it returns.
+
+        Raises:
+            EnvError: the function raised, or did not return in time.
+        """
+        job = EnvJob(slot, None, "call", (function,))
+        self._give(job)
+        [done] = self._await_answers(math.inf)
+        if done.error is not None:
+            raise EnvError(done.error)
+        return done.result
 
     def close(self) -> None:
         """Close every environment and end the threads; safe to call twice."""

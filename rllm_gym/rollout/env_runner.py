@@ -31,12 +31,11 @@ from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout import watch
 from rllm_gym.rollout.background import BackgroundSampling
-from rllm_gym.rollout.callbacks import EpisodeCallbacks, has_episode_callbacks
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
-from rllm_gym.rollout.notices import NoticeHandler, ProgressReports, tell
+from rllm_gym.rollout.notices import NoticeHandler, tell, tell_progress
 from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, base_models_of, make_engines
-from rllm_gym.rollout.rllib_episode import RLlibEpisode, to_rllib_episode
+from rllm_gym.rollout.rllib_episode import EpisodeCallbacks, RLlibEpisode, has_episode_callbacks, to_rllib_episode
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SampleReply, SamplingParams, TaskGroup
 from rllm_gym.weights.receiver import Receiver, arriving
@@ -51,7 +50,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
-        self.episode_callbacks = EpisodeCallbacks(self) if has_episode_callbacks(self) else None
+        self.episode_callbacks = None
+        if has_episode_callbacks(self.config, self.callbacks):
+            self.episode_callbacks = EpisodeCallbacks(self, self.callbacks, self.to_rllib)
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
         self.engines: dict[str, Engine] = {}
@@ -131,7 +132,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             episode_timeout_s=config.episode_timeout_s,
             max_retries=config.max_episode_retries,
         )
-        self._progress = ProgressReports(self.loop)
+        loop = self.loop
+        self._progress = watch.ProgressReports(lambda: loop.num_unfinished_episodes, tell_progress)
         keep_freed_memory()
 
     # --- building ---

@@ -1,7 +1,21 @@
 """The rollout loop: many episodes in flight, each at its own pace, over any environments and any engine.
 
 No episode waits for another: as soon as its completions are there its environment steps, in a worker while the engine
-goes on decoding, and its next request joins the engine's running batch. Nothing here knows Ray, torch or vLLM.
+goes on decoding, and its next request joins the engine's running batch. Nothing here knows Ray, torch or vLLM. The life
+of an episode:
+
+    submit -> _begin_episodes -> reset
+                                   |
+        +-------------------> _take_answer ---> the environment ended it, or the horizon ---> _finish
+        |                          |                                                             ^
+        |                        _ask ---> no room for a whole turn ---------------------------- +
+        |                          | a request for each agent that acts
+        |                     engine.step
+        |                          |
+        +------- step ------- _take_completion, when the last one of the step is there
+
+    an error, a time-out -> _fail -> once more from the reset, or dropped
+    the last episode of a group, finished or dropped -> _hand_over -> finished_groups
 """
 
 from __future__ import annotations
@@ -9,25 +23,30 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.env_pool import EnvAdapter, EnvJob, EnvPool, EnvStep
-from rllm_gym.rollout.play import ParamsByModule, Play, Progress, Request, params_by_module
-from rllm_gym.rollout.watch import WaitingReports
+from rllm_gym.rollout.env_adapters import EnvAdapter, EnvStep
+from rllm_gym.rollout.env_pool import EnvJob, EnvPool, EnvSlot
+from rllm_gym.rollout.watch import Waiting, WaitingReports
 from rllm_gym.types import (
     Completion,
     CompletionRequest,
+    EndReason,
     Engine,
     Episode,
     EpisodeGroup,
+    Message,
+    SamplingParams,
     Stream,
     TaskGroup,
+    TokenIds,
     Turn,
 )
 
@@ -35,11 +54,101 @@ logger = logging.getLogger(__name__)
 
 MOST_WAIT_S = 0.1  # for environments, where something may be asked of the loop meanwhile
 HorizonByEnv = int | None | Sequence[int | None]  # for all environments, or by environment index
+ParamsByModule = SamplingParams | Mapping[str, SamplingParams]  # for all modules, or by module id
 
 
 def seed_of(*key: int) -> int:
-    """Return the 31-bit seed that belongs to a key; Gymnasium, torch and vLLM all take it."""
+    """Derive the 31-bit seed of a key; Gymnasium, torch and vLLM all take it."""
     return int(np.random.SeedSequence(key).generate_state(1)[0]) & 0x7FFFFFFF
+
+
+@dataclass
+class GroupInFlight:
+    """A group that is being played. All its episodes have the horizon and the sampling of the first one to begin.
+
+    `waiting` are those that are played only if the others end differently.
+    """
+
+    group: TaskGroup
+    waiting: list[Episode] = field(default_factory=list)
+    begun_with: tuple[int | None, dict[str, SamplingParams]] | None = None
+    episodes: list[Episode] = field(default_factory=list)
+    failed: list[Episode] = field(default_factory=list)
+
+    def begin(self, seed: int) -> list[Episode]:
+        """Return the episodes to play first."""
+        group = self.group
+        episodes = [
+            Episode("-".join(map(str, (*group.key, member))), group, member, seed, item_id=group.item_id)
+            for member in group.members or range(group.size)
+        ]
+        num_first = group.screening_size or group.size
+        self.waiting = episodes[num_first:]
+        return episodes[:num_first]
+
+    def take_waiting(self) -> list[Episode]:
+        """Return the episodes to play when the first ones have ended: none where these ended alike."""
+        is_alike = len(self.episodes) > 1 and len({episode.returns for episode in self.episodes}) == 1
+        others, self.waiting = self.waiting, []
+        for episode in others:
+            episode.is_conditional = True
+        return [] if is_alike else others
+
+
+@dataclass(eq=False)
+class AgentInPlay:
+    """One agent of an episode in flight: what it was asked with, what it has not answered yet, what it will do.
+
+    Args:
+        stream: None before its first observation.
+        context: the tokens that it was asked with and has answered.
+        observation: the tokens that it has not answered yet; None after its answer.
+        num_repeated: the tokens at the beginning of the observation that only repeat what was said before, where its
+            history was rewritten.
+        context_index: counts its contexts; one that was rewritten begins anew.
+        prompt: context and observation as messages.
+        moves: what the environment says that it may do, where it is no language model.
+        action: what was sampled for the coming environment step.
+        early_reward: earned before its first turn.
+    """
+
+    stream: Stream | None = None
+    context: list[int] = field(default_factory=list)
+    observation: TokenIds | None = None
+    num_repeated: int = 0
+    context_index: int = 0
+    prompt: Sequence[Message] = ()
+    moves: tuple[str, ...] = ()
+    action: TokenIds | None = None
+    early_reward: float = 0.0
+
+
+@dataclass(eq=False)
+class EpisodeInFlight:
+    """One attempt at an episode. `asked_s` is when the environment or the engine was asked last."""
+
+    group: GroupInFlight
+    episode: Episode
+    slot: EnvSlot
+    params: dict[str, SamplingParams]
+    begun_s: float
+    asked_s: float
+    to_act: tuple[str, ...] = ()
+    agents: defaultdict[str, AgentInPlay] = field(default_factory=lambda: defaultdict(AgentInPlay))
+
+    def has_used_up(self, max_turns: Mapping[str, int], to_act: Iterable[str]) -> bool:
+        """Return whether one of the agents to act has had the turns that its module may take."""
+        streams = [self.episode.streams[agent_id] for agent_id in to_act]
+        return any(len(stream.turns) >= max_turns.get(stream.module_id, len(stream.turns) + 1) for stream in streams)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Whose completion an engine is sampling, and under which policy version it was submitted."""
+
+    flight: EpisodeInFlight
+    stream: Stream
+    policy_version: int
 
 
 class RolloutLoop:
@@ -105,28 +214,41 @@ class RolloutLoop:
         self._pool = EnvPool(make_env, num_envs=num_envs, num_workers=num_env_workers, timeout_s=env_timeout_s)
         self._driven_s = self._last_end_s = 0.0
         self._resumed_s: float | None = None
-        self._pending: deque[tuple[Progress, Episode]] = deque()
-        self._plays: list[Play] = []
+        self._pending: deque[tuple[GroupInFlight, Episode]] = deque()
+        self._flights: list[EpisodeInFlight] = []
         self._requests: dict[str, Request] = {}
         self._request_ids = map(str, itertools.count())
         self._finished: deque[EpisodeGroup] = deque()
-        self._reports = WaitingReports(self)
+        itself = weakref.ref(self)  # a thread that watches must not keep it alive
+        self._reports = WaitingReports(lambda: None if (loop := itself()) is None else loop.waiting())
 
-    @property
-    def seconds_without_end(self) -> float:
-        """How long no episode has ended while the loop was driven."""
-        return self._now() - self._last_end_s
-
-    def in_flight(self) -> list[tuple[Play, bool, float]]:
+    def in_flight(self) -> list[tuple[EpisodeInFlight, bool, float]]:
         """Return what is played, whether it waits for an engine (else for its environment), and how many seconds."""
-        asking = {id(request.play) for request in list(self._requests.values())}  # copies: any thread may ask
+        asking = {id(request.flight) for request in list(self._requests.values())}  # copies: any thread may ask
         now_s = self._now()
-        return [(play, id(play) in asking, now_s - play.asked_s) for play in list(self._plays)]
+        return [(flight, id(flight) in asking, now_s - flight.asked_s) for flight in list(self._flights)]
+
+    def waiting(self) -> Waiting:
+        """Return what the loop waits for, from any thread."""
+        in_flight = self.in_flight()
+        longest = ""
+        if in_flight:
+            flight, is_in_engine, seconds = max(in_flight, key=lambda found: found[2])
+            job, episode = flight.slot.job, flight.episode
+            what = "the engine" if is_in_engine else f"{(job and job.call) or 'a worker'} of {flight.slot.name}"
+            longest = f"episode {episode.episode_id} ({episode.item_id}), {seconds:.0f} s for {what}"
+        return Waiting(
+            seconds_without_end=self._now() - self._last_end_s,
+            num_for_engine=sum(is_in_engine for _, is_in_engine, _ in in_flight),
+            num_for_environments=sum(not is_in_engine for _, is_in_engine, _ in in_flight),
+            num_not_begun=len(self._pending),
+            longest=longest,
+        )
 
     @property
     def num_unfinished_episodes(self) -> int:
         """Episodes submitted and not ended yet, begun or not."""
-        return len(self._pending) + len(self._plays)
+        return len(self._pending) + len(self._flights)
 
     def submit(
         self, groups: Iterable[TaskGroup], *, max_episode_steps: HorizonByEnv, params: ParamsByModule | None = None
@@ -152,10 +274,12 @@ class RolloutLoop:
                     f"RolloutLoop: a group needs at least 1 episode; got size {group.size} for {group.key}."
                 )
             seed = seed_of(*group.key) if group.seed is None else group.seed
-            progress = Progress(group)
-            self._pending += [(progress, episode) for episode in progress.begin(seed)]
+            in_flight = GroupInFlight(group)
+            self._pending += [(in_flight, episode) for episode in in_flight.begin(seed)]
 
-    def finished_groups(self, *, between_steps: Callable[[], None] | None = None) -> Iterator[EpisodeGroup]:
+    def finished_groups(
+        self, *, between_steps: Callable[[], None] | None = None, pauses: Callable[[], bool] = lambda: False
+    ) -> Iterator[EpisodeGroup]:
         """Play until nothing is in flight, yielding each group as its last episode ends, episodes in member order.
 
         Stop iterating early, and the unfinished episodes stay in flight for the next call.
@@ -163,10 +287,11 @@ class RolloutLoop:
         Args:
             between_steps: called before every step of the engines, and while environments are waited for; it may
                 submit more, and give the engines weights.
+            pauses: asked there, too; True ends the iteration.
         """
         self._resumed_s = time.perf_counter()
         try:
-            while self._finished or self.num_unfinished_episodes:
+            while (self._finished or self.num_unfinished_episodes) and not pauses():
                 if self._finished:
                     self._driven_s, self._resumed_s = self._now(), None
                     yield self._finished.popleft()
@@ -182,11 +307,19 @@ class RolloutLoop:
         """Return the seconds in which the loop was driven: a pause between two calls must not time episodes out."""
         return self._driven_s + (0.0 if self._resumed_s is None else time.perf_counter() - self._resumed_s)
 
+    def call(self, flight: EpisodeInFlight, function: Callable[[Any], Any]) -> Any:
+        """Call a function with the environment of an episode, in flight or ended, in the environment's own thread.
+
+        Raises:
+            EnvError: the function raised, or did not return in time.
+        """
+        return self._pool.call(flight.slot, function)
+
     def close(self) -> None:
         """Drop what is in flight and close the environments; safe to call twice."""
         for request_id, request in self._requests.items():
             self._engines[request.stream.module_id].abort(request_id)
-        for left in (self._requests, self._pending, self._plays):
+        for left in (self._requests, self._pending, self._flights):
             left.clear()
         self._pool.close()
         self._reports.stop()
@@ -206,102 +339,110 @@ class RolloutLoop:
 
     def _begin_episodes(self) -> None:
         while self._pending and (slot := self._pool.acquire(self._pending[0][1].group.env_index)):
-            progress, episode = self._pending.popleft()
-            if progress.begun_with is None:
+            group, episode = self._pending.popleft()
+            if group.begun_with is None:
                 horizons = self._horizon
                 horizon = horizons[episode.group.env_index] if isinstance(horizons, Sequence) else horizons
-                progress.begun_with = horizon, self._params
-            episode.horizon, params = progress.begun_with
-            play = Play(progress, episode, slot, params, self._now(), self._now())
-            self._plays.append(play)
+                group.begun_with = horizon, self._params
+            episode.horizon, params = group.begun_with
+            flight = EpisodeInFlight(group, episode, slot, params, self._now(), self._now())
+            self._flights.append(flight)
             # So that the episodes of a group, and groups of one episode, put everybody into every seat.
             seating = episode.group.key[-1] + episode.member
-            self._pool.submit(slot, play, "reset", episode.seed, episode.group.item_id, seating)
+            self._pool.submit(slot, flight, "reset", episode.seed, episode.group.item_id, seating)
 
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
-        play: Play = job.owner
-        play.episode.timings["env_s"] += job.seconds
+        flight: EpisodeInFlight = job.owner
+        episode = flight.episode
+        episode.timings["env_s"] += job.seconds
         if job.error is not None:
-            play.episode.num_env_timeouts += job.is_timed_out
-            self._fail(play, job.error)
+            episode.num_env_timeouts += job.is_timed_out
+            self._fail(flight, job.error)
             return
-        assert job.result is not None and job.slot.env is not None
-        self._record(play, job.slot.env, job.result)
+        assert job.slot.env is not None
+        step: EnvStep = job.result
+        self._record(flight, job.slot.env, step)
         if self._on_start and job.call == "reset":
-            self._on_start(play.episode, play.observations)
-        end_reason = job.result.end_reason
-        horizon = play.episode.horizon
-        if not end_reason and horizon is not None and play.episode.num_env_steps >= horizon:
-            end_reason = "horizon"
-        if end_reason or (self._max_turns and play.has_used_up(self._max_turns, job.result.to_act)):
-            self._finish(play, end_reason or "horizon")
+            agents = flight.agents.items()
+            self._on_start(episode, {id_: of.observation for id_, of in agents if of.observation is not None})
+        end_reason = step.end_reason
+        if not end_reason and episode.horizon is not None and episode.num_env_steps >= episode.horizon:
+            end_reason = EndReason.HORIZON
+        if end_reason or (self._max_turns and flight.has_used_up(self._max_turns, step.to_act)):
+            self._finish(flight, end_reason or EndReason.HORIZON)
         else:
-            self._ask(play, job.slot.env, job.result.to_act)
+            self._ask(flight, job.slot.env, step.to_act)
 
-    def _record(self, play: Play, env: EnvAdapter, step: EnvStep) -> None:
-        episode, streams = play.episode, play.episode.streams
+    def _record(self, flight: EpisodeInFlight, env: EnvAdapter, step: EnvStep) -> None:
+        episode, agents = flight.episode, flight.agents
         episode.env_id = env.env_id
-        episode.num_env_steps += 1 if play.actions else 0  # a reset has none
-        play.actions.clear()
+        episode.num_env_steps += any(agent.action is not None for agent in agents.values())  # a reset has none
+        for agent in agents.values():
+            agent.action = None
         for agent_id, ids in step.observations.items():
-            if agent_id not in streams:
-                module_id = self._module_of(agent_id, episode)
-                if module_id not in self._engines:
-                    raise ConfigError(
-                        f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
-                        f"got {module_id!r} for agent {agent_id!r}."
-                    )
-                streams[agent_id] = Stream(agent_id, module_id)
-            play.observations[agent_id] = ids
+            if agents[agent_id].stream is None:
+                agents[agent_id].stream = episode.streams[agent_id] = self._new_stream(agent_id, episode)
+            agents[agent_id].observation = ids
         for agent_id, reward in step.rewards.items():
-            if (stream := streams.get(agent_id)) and stream.turns:
+            if (stream := agents[agent_id].stream) and stream.turns:
                 stream.turns[-1].reward += reward
             else:  # it waits for the agent's first turn
-                play.early_rewards[agent_id] = play.early_rewards.get(agent_id, 0.0) + reward
+                agents[agent_id].early_reward += reward
         for agent_id, info in step.infos.items():
             episode.take_info(agent_id, info, is_only_agent=not env.is_multi_agent)
-            play.prompts[agent_id] = info.get("context_messages", info.get("messages", []))
-            play.moves[agent_id] = info.get("moves", ())
-            play.num_repeated[agent_id] = info.get("num_repeated_tokens", 0)
-            if play.num_repeated[agent_id]:
-                play.contexts[agent_id] = []
-                play.samples[agent_id] = play.samples.get(agent_id, 0) + 1
+            agent = agents[agent_id]
+            agent.prompt = info.get("context_messages", info.get("messages", []))
+            agent.moves = info.get("moves", ())
+            agent.num_repeated = info.get("num_repeated_tokens", 0)
+            if agent.num_repeated:
+                agent.context = []
+                agent.context_index += 1
 
-    def _ask(self, play: Play, env: EnvAdapter, to_act: tuple[str, ...]) -> None:
+    def _new_stream(self, agent_id: str, episode: Episode) -> Stream:
+        module_id = self._module_of(agent_id, episode)
+        if module_id not in self._engines:
+            raise ConfigError(
+                f"RolloutLoop: module_of must name a module with an engine, one of {sorted(self._engines)}; "
+                f"got {module_id!r} for agent {agent_id!r}."
+            )
+        return Stream(agent_id, module_id)
+
+    def _ask(self, flight: EpisodeInFlight, env: EnvAdapter, to_act: tuple[str, ...]) -> None:
         """Submit one request per agent that has to act, unless one of them has no room for a whole turn."""
-        streams = play.episode.streams
         for agent_id in to_act:
-            num_tokens = len(play.contexts.get(agent_id, ())) + len(play.observations[agent_id])
-            max_new_tokens = play.params[streams[agent_id].module_id].max_new_tokens
+            agent, stream = flight.agents[agent_id], flight.episode.streams[agent_id]
+            assert agent.observation is not None
+            num_tokens = len(agent.context) + len(agent.observation)
+            max_new_tokens = flight.params[stream.module_id].max_new_tokens
             if num_tokens + max_new_tokens > self._max_model_len:
-                if streams[agent_id].turns:
-                    self._finish(play, "context_limit")
+                if stream.turns:
+                    self._finish(flight, EndReason.CONTEXT_LIMIT)
                 else:  # Playing it again would give the same prompt.
                     self._fail(
-                        play,
+                        flight,
                         f"RolloutLoop: a first prompt and one turn must fit in max_model_len = {self._max_model_len}; "
                         f"got {num_tokens} + {max_new_tokens} tokens. Raise max_model_len or lower max_new_tokens.",
                         may_retry=False,
                     )
                 return
-        play.asked_s, play.to_act = self._now(), to_act
+        flight.asked_s, flight.to_act = self._now(), to_act
         for agent_id in to_act:
-            stream = streams[agent_id]
-            context = play.contexts.setdefault(agent_id, [])
-            context.extend(play.observations[agent_id].tolist())
+            agent, stream = flight.agents[agent_id], flight.episode.streams[agent_id]
+            assert agent.observation is not None
+            agent.context.extend(agent.observation.tolist())
             engine = self._engines[stream.module_id]
             agent_index = env.agents.index(agent_id)
             request = CompletionRequest(
                 request_id=next(self._request_ids),
-                prompt_ids=list(context),
+                prompt_ids=list(agent.context),
                 stop_ids=env.stop_ids(agent_id),
-                params=play.params[stream.module_id],
-                seed=seed_of(*play.episode.group.key, play.episode.member, agent_index, len(stream.turns)),
-                messages=play.prompts.get(agent_id, ()),
-                moves=play.moves.get(agent_id, ()),
+                params=flight.params[stream.module_id],
+                seed=seed_of(*flight.episode.group.key, flight.episode.member, agent_index, len(stream.turns)),
+                messages=agent.prompt,
+                moves=agent.moves,
             )
-            self._requests[request.request_id] = Request(play, stream, engine.policy_version)
+            self._requests[request.request_id] = Request(flight, stream, engine.policy_version)
             engine.submit(request)
 
     def _take_completion(self, completion: Completion) -> None:
@@ -309,47 +450,49 @@ class RolloutLoop:
         request = self._requests.pop(completion.request_id, None)
         if request is None:  # another agent's completion has failed the episode
             return
-        play, stream = request.play, request.stream
+        flight, stream = request.flight, request.stream
         if completion.error is not None:
-            return self._fail(play, completion.error)
-        agent_id, versions = stream.agent_id, completion.policy_versions
+            return self._fail(flight, completion.error)
+        agent, versions = flight.agents[stream.agent_id], completion.policy_versions
+        assert agent.observation is not None
         stream.turns.append(
             Turn(
-                observation_ids=play.observations.pop(agent_id),
+                observation_ids=agent.observation,
                 action_ids=completion.token_ids,
                 logp=completion.logp,
                 policy_version=request.policy_version if versions is None else int(versions[0]),
                 token_versions=versions,
-                env_step=play.episode.num_env_steps,
-                reward=play.early_rewards.pop(agent_id, 0.0),
+                env_step=flight.episode.num_env_steps,
+                reward=agent.early_reward,
                 num_cached_tokens=completion.num_cached_tokens,
-                sample=play.samples.get(agent_id, 0),
+                context_index=agent.context_index,
             )
         )
-        play.contexts[agent_id].extend(completion.token_ids.tolist())
-        play.actions[agent_id] = completion.token_ids
-        if len(play.actions) == len(play.to_act):
-            play.episode.timings["engine_s"] += self._now() - play.asked_s
-            actions = {agent_id: play.actions[agent_id] for agent_id in play.to_act}
-            play.asked_s = self._now()
-            self._pool.submit(play.slot, play, "step", actions)
+        agent.observation, agent.early_reward = None, 0.0
+        agent.context.extend(completion.token_ids.tolist())
+        agent.action = completion.token_ids
+        actions = {agent_id: flight.agents[agent_id].action for agent_id in flight.to_act}
+        if all(action is not None for action in actions.values()):
+            flight.episode.timings["engine_s"] += self._now() - flight.asked_s
+            flight.asked_s = self._now()
+            self._pool.submit(flight.slot, flight, "step", actions)
 
-    def _finish(self, play: Play, end_reason: str) -> None:
-        episode = play.episode
-        for agent_id, ids in play.observations.items():
-            episode.streams[agent_id].final_observation_ids = ids[play.num_repeated.get(agent_id, 0) :]
-        self._pool.release(play.slot)
-        self._end(play, end_reason)
-        play.progress.episodes.append(episode)
-        self._hand_over(play.progress)
+    def _finish(self, flight: EpisodeInFlight, end_reason: EndReason) -> None:
+        for agent in flight.agents.values():
+            if agent.stream is not None and agent.observation is not None:
+                agent.stream.final_observation_ids = agent.observation[agent.num_repeated :]
+        self._pool.release(flight.slot)
+        self._end(flight, end_reason)
+        flight.group.episodes.append(flight.episode)
+        self._hand_over(flight.group)
 
-    def _fail(self, play: Play, error: str, *, may_retry: bool = True) -> None:
+    def _fail(self, flight: EpisodeInFlight, error: str, *, may_retry: bool = True) -> None:
         """Throw the environment away, then play the episode again or give it up."""
-        episode = play.episode
-        for request_id in [i for i, request in self._requests.items() if request.play is play]:
+        episode = flight.episode
+        for request_id in [i for i, request in self._requests.items() if request.flight is flight]:
             self._engines[self._requests.pop(request_id).stream.module_id].abort(request_id)
-        self._pool.discard(play.slot)
-        self._end(play, "error")
+        self._pool.discard(flight.slot)
+        self._end(flight, EndReason.ERROR)
         if may_retry and episode.num_retries < self._max_retries:
             logger.warning("episode %s failed and is played again: %s", episode.episode_id, error)
             again = Episode(
@@ -357,33 +500,33 @@ class RolloutLoop:
                 timings=episode.timings, num_retries=episode.num_retries + 1, num_env_timeouts=episode.num_env_timeouts,
                 is_conditional=episode.is_conditional,
             )  # fmt: skip
-            self._pending.appendleft((play.progress, again))
+            self._pending.appendleft((flight.group, again))
         else:
             logger.warning("episode %s failed and is dropped: %s", episode.episode_id, error)
-            play.progress.failed.append(replace(episode, error=error))
-            self._hand_over(play.progress)
+            flight.group.failed.append(replace(episode, error=error))
+            self._hand_over(flight.group)
 
-    def _end(self, play: Play, end_reason: str) -> None:
-        self._plays.remove(play)
+    def _end(self, flight: EpisodeInFlight, end_reason: EndReason) -> None:
+        self._flights.remove(flight)
         self._last_end_s = self._now()
-        play.episode.end_reason = end_reason
-        play.episode.timings["total_s"] += self._last_end_s - play.begun_s
+        flight.episode.end_reason = end_reason
+        flight.episode.timings["total_s"] += self._last_end_s - flight.begun_s
 
-    def _hand_over(self, progress: Progress) -> None:
-        if len(progress.episodes) + len(progress.failed) + len(progress.waiting) < progress.group.size:
+    def _hand_over(self, group: GroupInFlight) -> None:
+        if len(group.episodes) + len(group.failed) + len(group.waiting) < group.group.size:
             return
-        if progress.waiting and (others := progress.go_on()):
-            self._pending.extendleft((progress, episode) for episode in reversed(others))
+        if group.waiting and (others := group.take_waiting()):
+            self._pending.extendleft((group, episode) for episode in reversed(others))
         else:
             episodes, failed = (
-                sorted(part, key=lambda episode: episode.member) for part in (progress.episodes, progress.failed)
+                sorted(part, key=lambda episode: episode.member) for part in (group.episodes, group.failed)
             )
-            self._finished.append(EpisodeGroup(progress.group, episodes, failed))
+            self._finished.append(EpisodeGroup(group.group, episodes, failed))
 
     def _seconds_to_timeout(self, most: float | None) -> float | None:
         if self._timeout_s is None:
             return most
-        oldest_s = min(play.begun_s for play in self._plays)
+        oldest_s = min(flight.begun_s for flight in self._flights)
         seconds = max(0.0, oldest_s + self._timeout_s - self._now())
         return seconds if most is None else min(most, seconds)
 
@@ -391,8 +534,31 @@ class RolloutLoop:
         if self._timeout_s is None:
             return
         now_s = self._now()
-        for play, is_in_engine, _ in self.in_flight():
-            if now_s - play.begun_s >= self._timeout_s:
-                got = f"{now_s - play.begun_s:.1f} s, now waiting for its {'engine' if is_in_engine else 'environment'}"
+        for flight, is_in_engine, _ in self.in_flight():
+            if now_s - flight.begun_s >= self._timeout_s:
+                where = "engine" if is_in_engine else "environment"
+                got = f"{now_s - flight.begun_s:.1f} s, now waiting for its {where}"
                 rule = f"an episode must end within episode_timeout_s = {self._timeout_s}"
-                self._fail(play, f"RolloutLoop: {rule}; got {got}, after {play.episode.num_env_steps} steps.")
+                self._fail(flight, f"RolloutLoop: {rule}; got {got}, after {flight.episode.num_env_steps} steps.")
+
+
+def params_by_module(
+    params: ParamsByModule, modules: Collection[str], *, max_model_len: int
+) -> dict[str, SamplingParams]:
+    """Return how each module samples.
+
+    Raises:
+        ConfigError: a module without parameters, or whose turn does not fit in a context.
+    """
+    if isinstance(params, SamplingParams):
+        params = dict.fromkeys(modules, params)
+    if missing := set(modules) - params.keys():
+        raise ConfigError(f"RolloutLoop: every module needs sampling params; got none for {sorted(missing)}. Add them.")
+    by_module = {module_id: params[module_id] for module_id in modules}
+    for p in by_module.values():
+        if not 1 <= p.max_new_tokens < max_model_len:
+            raise ConfigError(
+                f"RolloutLoop: max_new_tokens must be between 1 and max_model_len - 1 = {max_model_len - 1}; "
+                f"got {p.max_new_tokens}. Lower it or raise max_model_len."
+            )
+    return by_module

@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
 
 from ray.experimental.internal_kv import (
     _internal_kv_del,
@@ -21,9 +19,6 @@ from ray.experimental.internal_kv import (
     _internal_kv_list,
     _internal_kv_put,
 )
-
-if TYPE_CHECKING:
-    from rllm_gym.rollout.loop import RolloutLoop
 
 NAMESPACE = "rllm_gym/notices"
 PROGRESS = "rllm_gym/progress"
@@ -51,30 +46,10 @@ class NoticeHandler(logging.Handler):
         tell(f"{self._who}: {record.getMessage()}")
 
 
-class ProgressReports:
-    """Lets the user see how many of a sampler's episodes have ended, from a thread that looks every second.
-
-    Args:
-        loop: of the sampler.
-    """
-
-    def __init__(self, loop: RolloutLoop, *, tick_s: float = 1.0) -> None:
-        self._loop, self._tick_s = loop, tick_s
-        self._who = f"{platform.node()}-{os.getpid()}-{id(self)}"
-        self._is_stopped = threading.Event()
-        threading.Thread(target=self._watch, name="progress-reports", daemon=True).start()
-
-    def stop(self) -> None:
-        self._is_stopped.set()
-
-    def _watch(self) -> None:
-        total, told = 0, (0, 0)
-        while not self._is_stopped.wait(self._tick_s):
-            left = self._loop.num_unfinished_episodes
-            total = max(total, left) if left else 0
-            if (total - left, total) != told and _internal_kv_initialized():
-                told = (total - left, total)
-                _internal_kv_put(self._who, f"{told[0]} {told[1]}", namespace=PROGRESS)
+def tell_progress(done: int, total: int) -> None:
+    """Let the user see how many of this process's episodes have ended, and of how many."""
+    if _internal_kv_initialized():
+        _internal_kv_put(f"{platform.node()}-{os.getpid()}", f"{done} {total}", namespace=PROGRESS)
 
 
 def progress_of_all() -> tuple[int, int]:

@@ -1,61 +1,101 @@
-"""Says what a rollout loop waits for when no episode has ended for long."""
+"""Tells the user, from a thread of its own, what a rollout loop waits for and how far it is."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rllm_gym.rollout.loop import RolloutLoop
+from collections.abc import Callable
+from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
 FIRST_REPORT_S = 60.0  # the next ones come after twice the time
+PROGRESS_S = 1.0
 
 
-class WaitingReports:
-    """Watches a loop from a thread of its own, for the loop's may be the one that hangs.
+@dataclass(frozen=True)
+class Waiting:
+    """What a rollout loop waits for, and since when no episode has ended; time in which nobody drove it is left out."""
+
+    seconds_without_end: float
+    num_for_engine: int
+    num_for_environments: int
+    num_not_begun: int
+    longest: str  # the episode that has waited longest; empty where none is in flight
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.num_for_engine + self.num_for_environments} episodes are in flight, {self.num_for_engine} of them "
+            f"wait for the engine and {self.num_for_environments} for their environments; {self.num_not_begun} have "
+            "not begun."
+        )
+        return f"{text} The longest one: {self.longest}." if self.longest else text
+
+
+class Watcher:
+    """Looks again and again, until it is stopped.
 
     Args:
-        loop: is not kept alive.
-        tick_s: how often it looks.
+        look: called every `tick_s`; False ends the watch.
     """
 
-    def __init__(self, loop: RolloutLoop, *, tick_s: float | None = None) -> None:
-        self._loop, self._tick_s = weakref.ref(loop), FIRST_REPORT_S / 12 if tick_s is None else tick_s
-        self._due_s = FIRST_REPORT_S
+    def __init__(self, look: Callable[[], bool], *, tick_s: float, name: str) -> None:
+        self._look, self._tick_s = look, tick_s
         self._is_stopped = threading.Event()
-        threading.Thread(target=self._watch, name="waiting-reports", daemon=True).start()
+        threading.Thread(target=self._watch, name=name, daemon=True).start()
 
     def stop(self) -> None:
         self._is_stopped.set()
 
     def _watch(self) -> None:
-        while not self._is_stopped.wait(self._tick_s) and (loop := self._loop()) is not None:
-            waited_s = loop.seconds_without_end
-            if waited_s < FIRST_REPORT_S:
-                self._due_s = FIRST_REPORT_S
-            elif waited_s >= self._due_s:
-                self._due_s = 2 * waited_s
-                logger.warning("no episode has ended for %.0f s: %s", waited_s, describe_waiting(loop))
-            del loop
+        while not self._is_stopped.wait(self._tick_s) and self._look():
+            pass
 
 
-def describe_waiting(loop: RolloutLoop) -> str:
-    """Return how many episodes wait for what, and which one has waited longest; from any thread."""
-    in_flight = loop.in_flight()
-    num_in_engine = sum(is_in_engine for _, is_in_engine, _ in in_flight)
-    text = (
-        f"{len(in_flight)} episodes are in flight, {num_in_engine} of them wait for the engine and "
-        f"{len(in_flight) - num_in_engine} for their environments; {loop.num_unfinished_episodes - len(in_flight)} "
-        "have not begun."
-    )
-    if not in_flight:
-        return text
-    play, is_in_engine, seconds = max(in_flight, key=lambda found: found[2])
-    job = play.slot.job
-    what = "the engine" if is_in_engine else f"{(job and job.call) or 'a worker'} of {play.slot.name}"
-    episode = play.episode
-    return f"{text} The longest one: episode {episode.episode_id} ({episode.item_id}), {seconds:.0f} s for {what}."
+class WaitingReports(Watcher):
+    """Logs what a loop waits for when no episode has ended for long; the loop's own thread may be the one that hangs.
+
+    Args:
+        waiting: returns what it waits for; None where it is there no more.
+        tick_s: how often to look.
+    """
+
+    def __init__(self, waiting: Callable[[], Waiting | None], *, tick_s: float | None = None) -> None:
+        self._waiting, self._due_s = waiting, FIRST_REPORT_S
+        super().__init__(self._report, tick_s=FIRST_REPORT_S / 12 if tick_s is None else tick_s, name="waiting-reports")
+
+    def _report(self) -> bool:
+        if (waiting := self._waiting()) is None:
+            return False
+        waited_s = waiting.seconds_without_end
+        if waited_s < FIRST_REPORT_S:
+            self._due_s = FIRST_REPORT_S
+        elif waited_s >= self._due_s:
+            self._due_s = 2 * waited_s
+            logger.warning("no episode has ended for %.0f s: %s", waited_s, waiting)
+        return True
+
+
+class ProgressReports(Watcher):
+    """Tells how many of a sampler's episodes have ended.
+
+    Args:
+        num_unfinished: returns how many episodes were submitted and have not ended.
+        tell: gets (ended, of how many), when one of them has changed.
+    """
+
+    def __init__(
+        self, num_unfinished: Callable[[], int], tell: Callable[[int, int], None], *, tick_s: float = PROGRESS_S
+    ) -> None:
+        self._num_unfinished, self._tell = num_unfinished, tell
+        self._total, self._told = 0, (0, 0)
+        super().__init__(self._report, tick_s=tick_s, name="progress-reports")
+
+    def _report(self) -> bool:
+        left = self._num_unfinished()
+        self._total = max(self._total, left) if left else 0
+        now = (self._total - left, self._total)
+        if now != self._told:
+            self._told = now
+            self._tell(*now)
+        return True

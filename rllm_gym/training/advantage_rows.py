@@ -47,7 +47,7 @@ def samples_of(
                     final_observation_ids=final_ids,
                     group=group_of(stream.role),
                     episode=episode.episode_id,
-                    part=part,
+                    context_index=part,
                     agent=stream.agent_id,
                     role=stream.role,
                     module=stream.module_id,
@@ -97,7 +97,7 @@ class Rollouts:
         rows: dict[tuple[str, str], list[Sample]] = defaultdict(list)
         for sample in samples:
             rows[sample.episode, sample.agent].append(sample)
-        self.rows = [sorted(parts, key=lambda sample: sample.part) for parts in rows.values()]
+        self.rows = [sorted(parts, key=lambda sample: sample.context_index) for parts in rows.values()]
         self.metrics: dict[str, float] = {}  # what the method wants to be logged
 
     def __len__(self) -> int:

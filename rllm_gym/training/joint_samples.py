@@ -62,7 +62,7 @@ class JointSample:
     def _of_samples(self, samples: Sequence[Sample]) -> list[tuple[Sample, np.ndarray]]:
         """Return each sample's place in the sequence: an agent's samples are the contexts of its turns, in order."""
         found, begin = [], dict.fromkeys(self.positions, 0)
-        for sample in sorted(samples, key=lambda sample: sample.part):
+        for sample in sorted(samples, key=lambda sample: sample.context_index):
             first = begin[sample.agent]
             begin[sample.agent] = first + int((sample.weight != 0).sum())
             found.append((sample, self.positions[sample.agent][first : begin[sample.agent]]))

@@ -37,7 +37,7 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "success_rate": _mean(is_success(episode) for episode in of_all_tasks),
         "num_turns_mean": _mean(len(stream.turns) for stream in streams),
         "num_tokens_mean": _mean(num_tokens),
-        "num_samples_mean": _mean(stream.turns[-1].sample + 1 for stream in streams if stream.turns),
+        "num_samples_mean": _mean(stream.turns[-1].context_index + 1 for stream in streams if stream.turns),
         "num_attempts_mean": _mean(stream.turns[-1].attempt for stream in streams if stream.turns),
         "invalid_action_fraction": _mean(turn.is_invalid_action for turn in turns),
         "illegal_rate": _mean(
@@ -138,9 +138,9 @@ def is_success(episode: Episode) -> bool:
 def _prompt_tokens(stream: Stream) -> int:
     context = total = sample = 0
     for turn in stream.turns:
-        context = len(turn.observation_ids) + (context if turn.sample == sample else 0)
+        context = len(turn.observation_ids) + (context if turn.context_index == sample else 0)
         total += context
-        context, sample = context + len(turn.action_ids), turn.sample
+        context, sample = context + len(turn.action_ids), turn.context_index
     return total
 
 

@@ -70,7 +70,7 @@ class SampleMaker:
             TrajectoryError: the ids are another tokenizer's, or only the messages are wanted of a rewritten history.
         """
         if self.retokenize or not all(turn.action_ids for turn in record.turns):
-            if record.turns[-1].sample:
+            if record.turns[-1].context_index:
                 raise TrajectoryError(
                     "data: a conversation does not say what was left out of a context, and cannot be encoded anew; got "
                     f"episode {record.episode_id}, whose history was rewritten. Leave it out, or retokenize: false."

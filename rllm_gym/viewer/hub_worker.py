@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.data.records import records_of
+from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.env_pool import describe
-from rllm_gym.types import AGENT, NOT_STORED, Logps, TokenIds, Turn
+from rllm_gym.rollout.play_by_hand import PlayByHand
+from rllm_gym.types import (
+    AGENT,
+    CompletionRequest,
+    EndReason,
+    Logps,
+    SamplingParams,
+    TaskGroup,
+    TokenIds,
+)
 
 MAX_NEW_TOKENS = 256
 MAX_ACTION_CHARS = 20_000
@@ -62,157 +74,112 @@ class _Session:
         for module in modules:
             importlib.import_module(module)
         self._env_id, self._env_config, self._policy, self._horizon = env, dict(env_config), policy, horizon
-        self._env: Any = None
+        self._hand: PlayByHand | None = None
+        self._chat: Any = None
         self._engine: Any = None
         self._model_folder = tempfile.TemporaryDirectory(prefix="rllm_gym_view_")
-        self._record: dict[str, Any] = {}
-        self._turns: list[Turn] = []
-        self._ids: list[int] = []  # the present context
-        self._observation: list[int] = []  # what the next turn reads
-        self._num_repeated = 0  # tokens of it that only repeat what was said before
-        self._is_over = False
+        self._num_tasks = 0
 
     def reset(self, seed: int, item_id: str | int | None) -> dict[str, Any]:
-        env = self._made()
-        observation, info = env.reset(seed=seed, options=None if item_id in (None, "") else {"item_id": item_id})
-        self._ids, self._observation = observation.tolist(), observation.tolist()
-        self._turns, self._num_repeated, self._is_over = [], 0, False
-        self._record = {
-            "env_id": env.spec.id,
-            "item_id": info.get("item_id", item_id or None),
-            "split": self._env_config.get("split"),
-            "episode_id": "hub",
-            "agent_id": AGENT,
-            "max_episode_steps": self._horizon,
-            "seed": seed,
-            "end_reason": "",
-            "error": None,
-        }
-        return self._state(info)
+        if self._hand is None or self._hand.request is not None:  # an episode that goes on is left
+            if self._hand is not None:
+                self._hand.close()
+            self._hand = PlayByHand(self._make_env, horizon=self._horizon)
+        self._num_tasks += 1
+        episode = self._hand.begin(TaskGroup((0, 0, self._num_tasks), None if item_id == "" else item_id, 1, seed=seed))
+        if episode.error is not None and not episode.streams:
+            raise EnvError(episode.error)
+        return self._record()
 
     def act(self, text: str) -> dict[str, Any]:
         if len(text) > MAX_ACTION_CHARS:
             raise ConfigError(f"hub: an action has at most {MAX_ACTION_CHARS} characters; got {len(text)}.")
-        action = self._playing().encode_action(text)
-        return self._step(action, np.zeros(len(action), np.float32))
+        self._request()
+        ids = np.asarray(self._chat.encode_action(text), np.int64)
+        return self._take_turn(ids, np.zeros(len(ids), np.float32))
 
     def expert(self) -> dict[str, Any]:
+        self._request()
+        assert self._hand is not None
         try:
-            action = self._playing().get_wrapper_attr("expert_action")()
-        except (AttributeError, NotImplementedError) as error:
-            raise ConfigError(f"hub: {self._env_id} has no expert.") from error
+            action = self._hand.call(_expert_action)
+        except EnvError as error:
+            raise (
+                error
+                if not str(error).startswith(("AttributeError", "NotImplementedError"))
+                else ConfigError(f"hub: {self._env_id} has no expert.")
+            ) from error
         return self.act(action)
 
     def model(self, temperature: float) -> dict[str, Any]:
-        from rllm_gym.types import CompletionRequest, SamplingParams
-
-        env, engine = self._playing(), self._engine or self._load_engine()
-        room = engine.max_context_tokens - len(self._ids)
+        request, engine = self._request(), self._engine or self._load_engine()
+        room = engine.max_context_tokens - len(request.prompt_ids)
         if room < 1:
             raise ConfigError(f"hub: the model's context of {engine.max_context_tokens} tokens is full.")
-        params = SamplingParams(min(MAX_NEW_TOKENS, room), temperature)
-        engine.submit(CompletionRequest("hub", self._ids, env.get_wrapper_attr("stop_ids"), params, len(self._turns)))
+        engine.submit(replace(request, params=SamplingParams(min(MAX_NEW_TOKENS, room), temperature)))
         while not (finished := engine.step()):
             pass
-        return self._step(finished[0].token_ids, finished[0].logp)
+        return self._take_turn(finished[0].token_ids, finished[0].logp)
 
     def picture(self) -> bytes | None:
         """Return a picture of the environment as PNG; None where it draws none."""
-        if "rgb_array" not in self._env.metadata.get("render_modes", ()):
-            return None
-        import io
-
-        from PIL import Image
-
-        buffer = io.BytesIO()
-        Image.fromarray(self._env.unwrapped.render()).save(buffer, "PNG")
-        return buffer.getvalue()
+        return None if self._hand is None else self._hand.call(_picture)
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
+        if self._hand is not None:
+            self._hand.close()
         self._model_folder.cleanup()
 
-    def _made(self) -> Any:
-        if self._env is None:
-            from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
-            from rllm_gym.tokens import chat_tokenizer
-            from rllm_gym.viewer.hub_environments import draws_pictures
+    def _make_env(self) -> Any:
+        from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
+        from rllm_gym.tokens import chat_tokenizer
+        from rllm_gym.viewer.hub_environments import draws_pictures
 
-            chat = chat_tokenizer(self._tokenizer())
-            keywords = self._env_config
-            if draws_pictures(self._env_id):
-                keywords = {"render_mode": "rgb_array", **keywords}
-            env = make_token_env(EnvironmentSpec(self._env_id, self._env_id, keywords), chat)
-            if hasattr(env, "possible_agents"):
-                env.close()
-                raise ConfigError(f"hub: plays environments of one agent; {self._env_id} has several.")
-            self._env = env
-        return self._env
+        self._chat = chat_tokenizer(self._tokenizer())
+        keywords = self._env_config
+        if draws_pictures(self._env_id):
+            keywords = {"render_mode": "rgb_array", **keywords}
+        env = make_token_env(EnvironmentSpec(self._env_id, self._env_id, keywords), self._chat)
+        if hasattr(env, "possible_agents"):
+            env.close()
+            raise ConfigError(f"hub: plays environments of one agent; {self._env_id} has several.")
+        return env
 
-    def _playing(self) -> Any:
-        if not self._record:
+    def _request(self) -> CompletionRequest:
+        """Return the prompt that waits for an action."""
+        if self._hand is None:
             raise ConfigError("hub: begin a task first.")
-        if self._is_over:
+        if self._hand.request is None:
             raise ConfigError("hub: the episode is over. Begin another one.")
-        return self._env
+        return self._hand.request
 
-    def _step(self, action: TokenIds, logp: Logps) -> dict[str, Any]:
-        number = len(self._turns)
-        sample = self._turns[-1].sample + self._is_rewritten if self._turns else 0
-        turn = Turn(np.asarray(self._observation, np.int64), action, logp, 0, env_step=number, sample=sample)
-        self._turns.append(turn)
-        try:
-            observation, reward, terminated, truncated, info = self._env.step(action)
-        except BaseException as error:  # as in training: the episode has failed, whatever it is
-            said = {"role": "assistant", "content": self._env.chat.decode_action(action.tolist())}
-            messages = [*self._record["messages"], said]
-            self._record.update(messages=messages, end_reason="error", error=describe(error), is_success=None)
-            self._is_over, self._observation, self._num_repeated = True, [], 0
-            return self._with_turns()
-        turn.reward = float(reward)
-        turn.take_info(info)
-        self._observation = observation.tolist()
-        self._num_repeated = info.get("num_repeated_tokens", 0)
-        self._ids = self._observation if self._is_rewritten else [*self._ids, *action.tolist(), *self._observation]
-        is_at_horizon = self._horizon is not None and len(self._turns) >= self._horizon
-        end = "terminated" if terminated else "truncated" if truncated else "horizon" if is_at_horizon else ""
-        self._record["end_reason"], self._is_over = end, bool(end)
-        return self._state(info)
+    def _take_turn(self, token_ids: TokenIds, logp: Logps) -> dict[str, Any]:
+        assert self._hand is not None
+        episode = self._hand.act(token_ids, logp)
+        if episode.error is not None:  # the environment's words end before the action that it failed at
+            said = {"role": "assistant", "content": self._chat.decode_action(token_ids.tolist())}
+            stream = episode.streams[AGENT]
+            stream.messages = [*stream.messages, said]
+        return self._record()
 
-    @property
-    def _is_rewritten(self) -> bool:
-        """Whether the next turn reads a prompt that was put together anew."""
-        return self._num_repeated > 0
-
-    def _with_turns(self) -> dict[str, Any]:
-        """Return the record with its turns, as they are stored."""
-        names = ("policy_version", "env_step", "reward", "is_invalid_action", "sample", "kind", "attempt", "rewards")
-        turns = [
-            {
-                "observation_ids": turn.observation_ids.tolist(),
-                "action_ids": turn.action_ids.tolist(),
-                "logp": turn.logp.tolist(),
-                **{name: getattr(turn, name) for name in names},
-            }
-            for turn in self._turns
-        ]
-        return {**self._record, "turns": turns, "final_observation_ids": self._observation[self._num_repeated :]}
-
-    def _state(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        from pydantic_core import to_jsonable_python
-
-        known = {*NOT_STORED, "is_success", "category", "item_id", "is_invalid_action"}
-        rest = {}
-        for key, value in info.items():
-            if key not in known:
-                with contextlib.suppress(TypeError, ValueError):
-                    rest[key] = to_jsonable_python(value)
-        self._record["messages"] = info["messages"]
-        self._record["is_success"] = None if info.get("is_success") is None else bool(info["is_success"])
-        self._record["category"] = info.get("category")
-        self._record["info"] = rest
-        return self._with_turns()
+    def _record(self) -> dict[str, Any]:
+        """Return the record of the episode as it is stored; its `end_reason` is empty while it goes on."""
+        assert self._hand is not None
+        episode = self._hand.episode
+        shown = replace(episode, episode_id="hub", end_reason=episode.end_reason or EndReason.HORIZON)
+        [record] = records_of(
+            shown,
+            env_version="",
+            train_step=None,
+            max_episode_steps=self._horizon,
+            split=self._env_config.get("split"),
+        )
+        return {
+            **record.model_dump(mode="json"),
+            "end_reason": str(episode.end_reason or ""),
+            "is_success": None if episode.error else record.is_success,
+            "final_observation_ids": self._hand.observation_ids.tolist(),
+        }
 
     def _tokenizer(self) -> str | None:
         if not self._policy:
@@ -241,3 +208,17 @@ class _Session:
         model = self._exported() if is_checkpoint(Path(self._policy)) else resolve_base_model(self._policy)
         self._engine = TransformersEngine(str(model))
         return self._engine
+
+
+def _expert_action(env: Any) -> str:
+    return env.get_wrapper_attr("expert_action")()
+
+
+def _picture(env: Any) -> bytes | None:
+    if "rgb_array" not in env.metadata.get("render_modes", ()):
+        return None
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(env.unwrapped.render()).save(buffer, "PNG")
+    return buffer.getvalue()

@@ -12,7 +12,7 @@ from rllm_gym.algorithms.policy_gradient import Sampled
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import ConfigError
 from rllm_gym.training.advantage_rows import Rollouts
-from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
+from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 HALF = 1 / np.sqrt(2)
 NUMBERS = itertools.count()
@@ -147,7 +147,9 @@ def test_long_episodes_are_worth_less_with_a_buffer():
 
 def played_episode(task: TaskGroup, reward: float) -> Episode:
     turn = Turn(np.array([1]), np.array([1]), np.zeros(1, np.float32), 0, 0, reward)
-    return Episode("x", task, 0, 0, streams={AGENT: Stream(AGENT, "default_policy", [turn])}, end_reason="terminated")
+    return Episode(
+        "x", task, 0, 0, streams={AGENT: Stream(AGENT, "default_policy", [turn])}, end_reason=EndReason.TERMINATED
+    )
 
 
 def test_remax_compares_with_the_greedy_episode_of_the_task_and_drops_tasks_without_one():

@@ -21,10 +21,11 @@ def say_twice(name):
 
 
 def sample(seconds):
-    from rllm_gym.rollout.notices import ProgressReports
+    from rllm_gym.rollout.notices import tell_progress
+    from rllm_gym.rollout.watch import ProgressReports
 
     loop = SimpleNamespace(num_unfinished_episodes=8)
-    reports = ProgressReports(loop, tick_s=0.01)
+    reports = ProgressReports(lambda: loop.num_unfinished_episodes, tell_progress, tick_s=0.01)
     for number in (5, 0):
         time.sleep(seconds)
         loop.num_unfinished_episodes = number

@@ -1,11 +1,14 @@
 """What an in-memory episode becomes when it is stored."""
 
+from dataclasses import MISSING, fields
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rllm_gym.data import EpisodeRecord, TurnRecord, records_of
-from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
+from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, TurnRecord, records_of
+from rllm_gym.data.records import NOT_RECORDED, stream_of
+from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 
 def turn(observation, action, *, reward=0.0, env_step=0, policy_version=3):
@@ -15,7 +18,12 @@ def turn(observation, action, *, reward=0.0, env_step=0, policy_version=3):
 
 def episode(streams, **fields):
     group = TaskGroup(key=(7, 4, 2), item_id="textcraft_17", size=8)
-    given = {"env_id": "rllm_gym/TextCraft-v0", "item_id": "textcraft_17", "end_reason": "terminated", **fields}
+    given = {
+        "env_id": "rllm_gym/TextCraft-v0",
+        "item_id": "textcraft_17",
+        "end_reason": EndReason("terminated"),
+        **fields,
+    }
     return Episode("7-4-2-5", group, 5, 99, streams={s.agent_id: s for s in streams}, **given)
 
 
@@ -48,6 +56,45 @@ def test_an_episode_is_stored_as_it_was_played():
     assert record.info == {"score": 0.5}
 
 
+EVERY_FIELD = Turn(
+    observation_ids=np.array([1, 2]),
+    action_ids=np.array([3, 4]),
+    logp=np.array([-0.5, -0.25], np.float32),
+    policy_version=3,
+    env_step=4,
+    reward=0.5,
+    is_invalid_action=True,
+    context_index=2,
+    kind="plan",
+    attempt=2,
+    rewards={"brevity": 0.25},
+    token_versions=np.array([3, 4]),
+)
+
+
+def test_every_field_of_a_turn_comes_back_from_its_record():
+    [record] = stored(episode([Stream(AGENT, "main", [EVERY_FIELD])]))
+    [back] = stream_of(EpisodeRecord.model_validate_json(record.model_dump_json())).turns
+    for each in fields(Turn):
+        given, found = getattr(EVERY_FIELD, each.name), getattr(back, each.name)
+        if each.name in NOT_RECORDED:
+            continue
+        assert type(found) is type(given) and np.array_equal(found, given), each.name
+        has_default = each.default is not MISSING or each.default_factory is not MISSING
+        default = each.default if each.default is not MISSING else each.default_factory() if has_default else None
+        assert not has_default or not np.array_equal(given, default), (
+            f"{each.name}: give it another value than its default"
+        )
+
+
+def test_a_change_of_a_turns_fields_is_a_new_version():
+    assert (SCHEMA_VERSION, sorted(TurnRecord.model_fields)) == (
+        7,
+        ["action_ids", "advantage", "attempt", "context_index", "env_step", "is_invalid_action", "kind", "logp",
+         "observation_ids", "policy_version", "reward", "rewards", "token_versions", "trainer_logp"],
+    ), "add a version to VERSIONS, and the fields here"  # fmt: skip
+
+
 def test_log_probabilities_come_back_as_the_same_float32():
     logp = np.log(np.random.default_rng(0).random(10_000)).astype(np.float32)
     stream = Stream(AGENT, "main", [Turn(np.array([1]), np.arange(len(logp)), logp, 0, 0)])
@@ -78,7 +125,7 @@ def test_what_was_computed_for_a_token_is_stored_with_its_turn_whichever_part_it
     turns = [turn([1, 2], [3, 4]), turn([5], [6], env_step=1), turn([7, 7, 7], [8, 9, 10], env_step=2)]
     # tokens     1 2 3 4 5 6 | F F     7 7 7 8 9 10 | F F
     # advantage      3 4   6                4 5  6
-    parts = [sample_of(turns[:2], part=0), sample_of(turns[2:], part=1)]
+    parts = [sample_of(turns[:2], context_index=0), sample_of(turns[2:], context_index=1)]
     [record] = stored(episode([Stream(AGENT, "main", turns)]), samples={AGENT: parts[::-1]})
     assert [turn.advantage for turn in record.turns] == [[3, 4], [6], [4, 5, 6]]
     assert [turn.trainer_logp for turn in record.turns] == [[-3, -4], [-6], [-4, -5, -6]]

@@ -11,7 +11,10 @@ import zstandard
 from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, TrajectoryWriter, list_shards, read_episodes
 from rllm_gym.data.pairs import best_and_worst
 from rllm_gym.data.reader import read_stored
+from rllm_gym.data.records import VERSIONS_IN_WORDS
 from rllm_gym.errors import StorageError, TrajectoryError
+
+KNOWN, NEXT = VERSIONS_IN_WORDS, SCHEMA_VERSION + 1
 
 
 def record(number, **fields):
@@ -74,12 +77,12 @@ def test_full_shards_are_compressed_and_the_open_one_is_plain(tmp_path):
 def test_the_manifest_counts_sealed_records_and_reading_needs_none(tmp_path):
     write(tmp_path, range(3), shard_bytes=1)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["schema_version"] == SCHEMA_VERSION == 6
+    assert manifest["schema_version"] == SCHEMA_VERSION
     assert manifest["num_records_sealed"] == 3
     assert [(shard["name"], shard["num_records"]) for shard in manifest["shards"]] == [
         (f"episodes-00000{index}.jsonl.zst", 1) for index in range(3)
     ]
-    for damaged in ("{torn", "", "[]", '{"shards": []}', '{"schema_version": 2, "shards": [3]}'):
+    for damaged in ("{torn", "", "[]", '{"shards": []}', '{"schema_version": 6, "shards": [3]}'):
         (tmp_path / "manifest.json").write_text(damaged)
         assert seeds(tmp_path) == [0, 1, 2]
         with TrajectoryWriter(tmp_path) as writer:
@@ -241,8 +244,8 @@ def test_half_a_surrogate_pair_in_an_environments_text_does_not_end_the_run(tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 1}, r"schema_version must be 2, 3, 4, 5 or 6; got 1 in .*\.jsonl:2\. Read it with"),
-        ({"schema_version": 7}, r"schema_version must be 2, 3, 4, 5 or 6; got 7 in .*\.jsonl:2\. Read it with"),
+        ({"schema_version": 1}, rf"schema_version must be {KNOWN}; got 1 in .*\.jsonl:2\. Read it with"),
+        ({"schema_version": NEXT}, rf"schema_version must be {KNOWN}; got {NEXT} in .*\.jsonl:2\. Read it with"),
     ],
 )
 def test_a_record_of_another_schema_is_named_with_its_file_and_line(tmp_path, change, message):
@@ -255,9 +258,9 @@ def test_a_record_of_another_schema_is_named_with_its_file_and_line(tmp_path, ch
 
 
 def test_a_last_record_of_another_schema_is_never_taken_for_a_torn_tail(tmp_path):
-    other = json.dumps({**json.loads(line(1)), "schema_version": 7}).encode()
+    other = json.dumps({**json.loads(line(1)), "schema_version": NEXT}).encode()
     shard = open_shard(tmp_path, line(0) + other)
-    with pytest.raises(TrajectoryError, match="schema_version must be 2, 3, 4, 5 or 6; got 7"):
+    with pytest.raises(TrajectoryError, match=f"schema_version must be {KNOWN}; got {NEXT}"):
         seeds(tmp_path)
     TrajectoryWriter(tmp_path)
     assert shard.read_bytes() == line(0) + other + b"\n"
@@ -318,8 +321,10 @@ def test_only_the_agent_that_is_stored_again_is_left_out(tmp_path):
 def test_a_folder_of_an_unknown_schema_version_is_not_appended_to(tmp_path):
     write(tmp_path, [0])
     manifest = tmp_path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 6', '"schema_version": 9'))
-    with pytest.raises(TrajectoryError, match="schema_version must be 2, 3, 4, 5 or 6; got 9"):
+    manifest.write_text(
+        manifest.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {NEXT}')
+    )
+    with pytest.raises(TrajectoryError, match=f"schema_version must be {KNOWN}; got {NEXT}"):
         TrajectoryWriter(tmp_path)
 
 
@@ -370,29 +375,22 @@ def test_reading_holds_one_record_at_a_time(tmp_path):
     assert peak < 2_000_000  # the records together are 7 MB as text, far more as objects
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5])
-def test_records_of_an_older_version_are_read_and_their_folder_goes_on(tmp_path, version):
+def test_records_of_the_version_before_are_read_and_their_folder_goes_on(tmp_path):
     with TrajectoryWriter(tmp_path) as writer:
         writer.append([record(1)])
     [shard] = tmp_path.glob("*.zst")
-    old = {**json.loads(record(0).model_dump_json()), "schema_version": version}
-    if version < 5:
-        del old["role"]
-    new = ("token_versions", *(("sample", "kind", "attempt", "rewards") if version < 4 else ()))
-    for turn in old["turns"]:
-        for name in new:
-            del turn[name]
-    if version == 2:
-        del old["is_evaluation"]
+    old = {**json.loads(record(0).model_dump_json()), "schema_version": 6}
+    for number, turn in enumerate(old["turns"]):
+        del turn["context_index"]
+        turn["sample"] = number
     shard.unlink()
     (tmp_path / "episodes-000000.jsonl").write_text(json.dumps(old) + "\n")
-    (tmp_path / "manifest.json").write_text(f'{{"schema_version": {version}, "shards": []}}')
+    (tmp_path / "manifest.json").write_text('{"schema_version": 6, "shards": []}')
     with TrajectoryWriter(tmp_path) as writer:
         writer.append([record(2)])
-    assert [(r.schema_version, r.is_evaluation, r.item_id) for r in read_episodes(tmp_path)] == [
-        (version, False, record(0).item_id),
-        (6, False, record(2).item_id),
+    first, second = read_episodes(tmp_path)
+    assert [(r.schema_version, r.item_id) for r in (first, second)] == [
+        (6, record(0).item_id),
+        (SCHEMA_VERSION, record(2).item_id),
     ]
-    assert [(t.sample, t.kind, t.attempt) for r in read_episodes(tmp_path) for t in r.turns] == [
-        (0, "action", 1)
-    ] * sum(len(r.turns) for r in read_episodes(tmp_path))
+    assert [turn.context_index for turn in first.turns] == list(range(len(first.turns)))

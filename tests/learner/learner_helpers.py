@@ -18,7 +18,7 @@ from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.training.advantage_rows import samples_of
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
-from rllm_gym.types import AGENT, DEFAULT_MODULE, Episode, Sample, Stream, TaskGroup, Turn
+from rllm_gym.types import AGENT, DEFAULT_MODULE, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 VOCABULARY = 200
 SPACE = Repeated(Discrete(VOCABULARY), 512)
@@ -57,7 +57,7 @@ def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int
         ]
         stream = Stream(AGENT, MODULE, turns, observations[-1])
         task = TaskGroup((0, 0, k // 3), None, 3)  # three episodes of every task
-        episodes.append(Episode(f"e{k}", task, k % 3, seed=k, streams={AGENT: stream}, end_reason="horizon"))
+        episodes.append(Episode(f"e{k}", task, k % 3, seed=k, streams={AGENT: stream}, end_reason=EndReason.HORIZON))
     return episodes
 
 

@@ -53,7 +53,7 @@ def make_parts(policy, noise: float) -> list[Sample]:
     samples, rng = make_samples(12), np.random.default_rng(11)
     lm = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     for k, sample in enumerate(samples):
-        sample.episode, sample.part = f"e{k % 8}", k // 8  # four of the episodes have two parts
+        sample.episode, sample.context_index = f"e{k % 8}", k // 8  # four of the episodes have two parts
         with torch.no_grad():
             logp = read_logps(lm, sample)[0].numpy()
         sample.old_logp[sample.weight != 0] = logp + noise * rng.normal(size=len(logp))

@@ -252,19 +252,14 @@ def test_a_loop_in_which_nothing_ends_says_what_it_waits_for(talk, make_loop, mo
 def test_reports_come_at_growing_intervals_and_begin_anew_when_an_episode_has_ended(monkeypatch):
     waited_s = [0, 59, 61, 100, 121, 130, 240, 245, 30, 59, 60, 70, 125]
     said, is_over = [], threading.Event()
-    monkeypatch.setattr(watch, "describe_waiting", lambda loop: "...")
     monkeypatch.setattr(watch.logger, "warning", lambda text, *args: said.append(args[0]))
 
-    class Loop:
-        @property
-        def seconds_without_end(self):
-            if not waited_s:
-                is_over.set()
-                return 0.0
-            return waited_s.pop(0)
+    def waiting():
+        if not waited_s:
+            is_over.set()
+        return watch.Waiting(waited_s.pop(0) if waited_s else 0.0, 0, 0, 0, "")
 
-    loop = Loop()
-    reports = watch.WaitingReports(loop, tick_s=0.001)
+    reports = watch.WaitingReports(waiting, tick_s=0.001)
     assert is_over.wait(WAIT_S)
     reports.stop()
     assert said == [61, 130, 60, 125]

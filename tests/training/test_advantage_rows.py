@@ -11,7 +11,7 @@ import torch
 from rllm_gym.algorithms.functional import group_relative_advantage
 from rllm_gym.algorithms.ppo import PPO, PPOConfig
 from rllm_gym.training.advantage_rows import Rollouts, samples_of
-from rllm_gym.types import Episode, Sample, Stream, TaskGroup, Turn
+from rllm_gym.types import EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 
 def turn(observation, action, reward=0.0, **fields):
@@ -21,11 +21,13 @@ def turn(observation, action, reward=0.0, **fields):
 
 def make_samples():
     """Episode e0 of two agents, of which x has had its context rewritten once, and episode e1; in a mixed order."""
-    first = Sample.of_turns([turn([1, 2], [3, 4], 0.5), turn([5], [6])], episode="e0", agent="x", part=0, group=7)
+    first = Sample.of_turns(
+        [turn([1, 2], [3, 4], 0.5), turn([5], [6])], episode="e0", agent="x", context_index=0, group=7
+    )
     last = Sample.of_turns(
         [turn([7, 7, 7], [8, 9], 1.0)],
         final_observation_ids=np.array([40, 41]),
-        episode="e0", agent="x", part=1, group=7, is_terminated=False, is_success=True,
+        episode="e0", agent="x", context_index=1, group=7, is_terminated=False, is_success=True,
     )  # fmt: skip
     other = Sample.of_turns([turn([1], [2], 0.25)], episode="e0", agent="y", group=8)
     single = Sample.of_turns([turn([1, 2], [4], -1.0), turn([5], [6], 2.0)], episode="e1", agent="x", group=7)
@@ -110,8 +112,8 @@ def test_the_same_return_in_other_turns_is_the_same_return():
 
 def episode(streams, end_reason, **info):
     return Episode(
-        "0-1-2-3", TaskGroup((0, 1, 2), None, 8), 3, 0, streams={s.agent_id: s for s in streams}, end_reason=end_reason,
-        info=info,
+        "0-1-2-3", TaskGroup((0, 1, 2), None, 8), 3, 0, streams={s.agent_id: s for s in streams},
+        end_reason=EndReason(end_reason), info=info,
     )  # fmt: skip
 
 

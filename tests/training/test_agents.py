@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllm_gym.data import read_episodes
+from rllm_gym.data import SCHEMA_VERSION, read_episodes
 from rllm_gym.errors import TrajectoryError
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.recorded_samples import SampleMaker
@@ -31,7 +31,7 @@ def parts_of(samples):
     found = {}
     for sample in samples:
         found.setdefault(sample.episode, []).append(sample)
-    return {episode: sorted(parts, key=lambda part: part.part) for episode, parts in found.items()}
+    return {episode: sorted(parts, key=lambda part: part.context_index) for episode, parts in found.items()}
 
 
 @pytest.mark.promise
@@ -46,7 +46,7 @@ def test_every_request_of_the_engine_is_the_beginning_of_one_sample_and_its_repl
         replayed, num_rewritten = [], 0
         for parts in parts_of(found.samples).values():
             num_rewritten += len(parts) - 1
-            assert [part.part for part in parts] == list(range(len(parts)))
+            assert [part.context_index for part in parts] == list(range(len(parts)))
             for part in parts:
                 # Prompt tokens have no weight, and every run of weighted tokens is what followed one request.
                 is_sampled = part.weight != 0
@@ -119,14 +119,14 @@ def test_two_turns_are_one_sample_until_the_history_is_rewritten(tiny_model, tmp
         records = {record.episode_id: record for record in read_episodes(path)}
         chat, played = ChatTokenizer(str(tiny_model)), found.algo.sampled.played
         samples = parts_of(found.samples)
-    assert {record.schema_version for record in records.values()} == {6}
+    assert {record.schema_version for record in records.values()} == {SCHEMA_VERSION}
     kinds = {turn.kind for record in records.values() for turn in record.turns}
     assert kinds == {"action", "reflection"}
     for episode in played:
         record, stream = records[episode.episode_id], episode.streams["agent"]
         assert [turn.attempt for turn in record.turns] == sorted(turn.attempt for turn in stream.turns)
-        assert [(turn.sample, turn.kind) for turn in record.turns] == [
-            (turn.sample, turn.kind) for turn in stream.turns
+        assert [(turn.context_index, turn.kind) for turn in record.turns] == [
+            (turn.context_index, turn.kind) for turn in stream.turns
         ]
         said = [message["content"] for message in record.messages if message["role"] == "assistant"]
         assert len(said) == len(record.turns)  # messages are the whole conversation

@@ -7,7 +7,7 @@ import pytest
 
 from rllm_gym.training.advantage_rows import samples_of
 from rllm_gym.training.joint_samples import JointSample
-from rllm_gym.types import Episode, Stream, TaskGroup, Turn
+from rllm_gym.types import EndReason, Episode, Stream, TaskGroup, Turn
 
 
 def turn(observation, action, env_step, **fields):
@@ -18,9 +18,9 @@ def turn(observation, action, env_step, **fields):
 @pytest.fixture
 def episode():
     # x acts, y answers, both act at once; x's history was rewritten before its last turn.
-    x = Stream("x", "left", [turn([1, 2], [3, 4], 0), turn([5], [6], 2), turn([7, 8], [9], 3, sample=1)])
+    x = Stream("x", "left", [turn([1, 2], [3, 4], 0), turn([5], [6], 2), turn([7, 8], [9], 3, context_index=1)])
     y = Stream("y", "right", [turn([20], [21, 22], 1), turn([23], [24], 2)])
-    return Episode("e", TaskGroup((0, 0, 0), None, 1), 0, 0, streams={"x": x, "y": y}, end_reason="terminated")
+    return Episode("e", TaskGroup((0, 0, 0), None, 1), 0, 0, streams={"x": x, "y": y}, end_reason=EndReason.TERMINATED)
 
 
 def test_turns_stand_in_the_order_in_which_agents_acted(episode):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rllm_gym.training.metrics import episode_metrics
-from rllm_gym.types import Episode, Stream, TaskGroup, Turn
+from rllm_gym.types import EndReason, Episode, Stream, TaskGroup, Turn
 
 IDS, LOGP = np.array([1]), np.zeros(1, np.float32)
 
@@ -54,7 +54,7 @@ def test_every_number_is_what_a_hand_makes_of_two_episodes():
         [
             turn(10, 2, reward=0.25, num_cached_tokens=4, rewards={"brevity": 0.5}),
             turn(3, 1, env_step=1, reward=0.5, is_invalid_action=True, num_cached_tokens=12),
-            turn(6, 4, env_step=2, sample=1, attempt=2, rewards={"brevity": 0.25}),
+            turn(6, 4, env_step=2, context_index=1, attempt=2, rewards={"brevity": 0.25}),
         ],
     )
     won = Episode(
@@ -81,7 +81,9 @@ def test_every_number_is_what_a_hand_makes_of_two_episodes():
         timings={"env_s": 2.0},
         num_env_steps=1,
     )
-    broken = Episode("c", TaskGroup((0, 0, 1), "U", 2), 0, 0, end_reason="error", num_retries=2, num_env_timeouts=2)
+    broken = Episode(
+        "c", TaskGroup((0, 0, 1), "U", 2), 0, 0, end_reason=EndReason.ERROR, num_retries=2, num_env_timeouts=2
+    )
     assert episode_metrics([won, lost], [broken]) == pytest.approx(
         {
             "episode_return_mean": (0.75 - 1.0) / 2,

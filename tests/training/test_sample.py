@@ -48,9 +48,15 @@ WORKED_EXAMPLE = {  #  P   P  a0  a0  E1  a1  E2  a2  a2
 
 
 def test_turns_make_the_sample_of_the_worked_example():
-    sample = Sample.of_turns(three_turns(), group=4, episode="e", part=1, agent="x", is_terminated=False)
+    sample = Sample.of_turns(three_turns(), group=4, episode="e", context_index=1, agent="x", is_terminated=False)
     assert columns(sample) == WORKED_EXAMPLE
-    assert (sample.group, sample.episode, sample.part, sample.agent, sample.is_terminated) == (4, "e", 1, "x", False)
+    assert (sample.group, sample.episode, sample.context_index, sample.agent, sample.is_terminated) == (
+        4,
+        "e",
+        1,
+        "x",
+        False,
+    )
     assert (sample.advantage, sample.trainer_logp, sample.ref_logp, sample.value, sample.value_target) == (None,) * 5
     assert len(sample) == 9
 

@@ -90,7 +90,7 @@ def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Co
 
 
 def _first_prompt(env: Any, settings: dict[str, Any]) -> FirstPrompt:
-    from rllm_gym.rollout.env_pool import adapt_env
+    from rllm_gym.rollout.env_adapters import adapt_env
     from rllm_gym.rollout.loop import seed_of
     from rllm_gym.training.task_sampler import TaskSampler
 

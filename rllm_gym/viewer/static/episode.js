@@ -150,7 +150,9 @@ function Replay({ record, turn, setTurn, mark }) {
 }
 
 // Whether a turn begins a new context, and with it a new training sample.
-const isRewritten = (record, t) => t > 0 && (record.turns[t]?.sample ?? 0) > (record.turns[t - 1]?.sample ?? 0);
+// Older records call it `sample`.
+const contextIndex = (record, t) => record.turns[t]?.context_index ?? record.turns[t]?.sample ?? 0;
+const isRewritten = (record, t) => t > 0 && contextIndex(record, t) > contextIndex(record, t - 1);
 
 function Strip({ record, turn, setTurn }) {
   return html`

@@ -1,0 +1,201 @@
+"""Environments of one or several agents, as the rollout loop sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, SupportsFloat
+
+import numpy as np
+
+from rllm_gym.errors import EnvError
+from rllm_gym.types import AGENT, EndReason, TokenIds
+
+
+@dataclass(frozen=True)
+class EnvStep:
+    """What an environment said after a reset or a step.
+
+    Args:
+        observations: new token ids by agent.
+        rewards: finite floats by agent, acting or waiting.
+        to_act: the agents whose actions the next step needs, in the environment's order; empty at the end.
+        infos: info dictionaries by agent.
+        end_reason: None while the episode goes on, else `TERMINATED` or `TRUNCATED`.
+    """
+
+    observations: dict[str, TokenIds]
+    rewards: dict[str, float]
+    to_act: tuple[str, ...]
+    infos: dict[str, dict[str, Any]]
+    end_reason: EndReason | None = None
+
+
+class EnvAdapter(Protocol):
+    """A token-level environment of one or several agents."""
+
+    env_id: str
+    agents: tuple[str, ...]
+    is_multi_agent: bool
+
+    def stop_ids(self, agent_id: str) -> tuple[int, ...]: ...
+
+    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
+
+    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Return what a function of the environment itself returns."""
+
+    def close(self) -> None: ...
+
+
+def adapt_env(env: Any) -> EnvAdapter:
+    """Wrap a token-level `gymnasium.Env`, or a multi-agent one (recognised by its `possible_agents`).
+
+    An adapter is returned as it is.
+    """
+    if isinstance(env, WithExperts):
+        return env
+    return MultiAgentAdapter(env) if hasattr(env, "possible_agents") else SingleAgentAdapter(env)
+
+
+class SingleAgentAdapter:
+    """A token-level `gymnasium.Env` as an environment of the one agent `AGENT`."""
+
+    agents: tuple[str, ...] = (AGENT,)
+    is_multi_agent = False
+
+    def __init__(self, env: Any):
+        self._env = env
+        self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
+        self.env_id = _env_id(env)
+
+    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
+        return self._stop_ids
+
+    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
+        ids, info = self._env.reset(seed=seed, options=_options(item_id))
+        return EnvStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: info})
+
+    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
+        ids, reward, terminated, truncated, info = self._env.step(actions[AGENT])
+        end_reason = _end_reason(terminated, truncated)
+        rewards = {AGENT: _finite(reward, self.env_id)}
+        return EnvStep({AGENT: _ids(ids)}, rewards, () if end_reason else (AGENT,), {AGENT: info}, end_reason)
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        return function(self._env)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class MultiAgentAdapter:
+    """A token-level environment with RLlib `MultiAgentEnv`'s dictionaries; whoever is in the last observations acts."""
+
+    is_multi_agent = True
+
+    def __init__(self, env: Any):
+        self._env = env
+        self.agents = tuple(env.possible_agents)
+        self.env_id = _env_id(env)
+
+    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
+        return tuple(self._env.stop_ids)
+
+    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
+        options = _options(item_id)
+        if getattr(getattr(self._env, "unwrapped", self._env), "rotates_seats", False):
+            options = {**(options or {}), "seating": seating}
+        observations, infos = self._env.reset(seed=seed, options=options)
+        return self._env_step(observations, {}, {}, {}, infos)
+
+    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
+        return self._env_step(*self._env.step(dict(actions)))
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        return function(self._env)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _env_step(self, observations, rewards, terminateds, truncateds, infos) -> EnvStep:
+        end_reason = _end_reason(terminateds.get("__all__", False), truncateds.get("__all__", False))
+        to_act = tuple(a for a in observations if not (end_reason or terminateds.get(a) or truncateds.get(a)))
+        if not (end_reason or to_act):
+            raise EnvError(f"{self.env_id}: an episode that goes on needs an agent to act; got observations for none.")
+        return EnvStep(
+            {agent: _ids(ids) for agent, ids in observations.items()},
+            {agent: _finite(reward, self.env_id) for agent, reward in rewards.items()},
+            to_act,
+            {agent: infos[agent] for agent in self.agents if agent in infos},
+            end_reason,
+        )
+
+
+class WithExperts:
+    """An environment that tells each agent to act, in `info["moves"]`, what its own expert would say.
+
+    Args:
+        adapter: the environment, which has an `expert_action`.
+        horizon: in environment steps, after which nobody acts.
+    """
+
+    def __init__(self, adapter: EnvAdapter, *, horizon: int) -> None:
+        self._adapter, self._horizon, self._num_steps = adapter, horizon, 0
+        self.env_id, self.agents, self.is_multi_agent = adapter.env_id, adapter.agents, adapter.is_multi_agent
+
+    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
+        return self._adapter.stop_ids(agent_id)
+
+    def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
+        self._num_steps = 0
+        return self._with_moves(self._adapter.reset(seed, item_id, seating))
+
+    def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
+        self._num_steps += 1
+        return self._with_moves(self._adapter.step(actions))
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        return self._adapter.call(function)
+
+    def close(self) -> None:
+        self._adapter.close()
+
+    def _with_moves(self, step: EnvStep) -> EnvStep:
+        if self._num_steps >= self._horizon:
+            return step
+        infos = {agent: {**step.infos.get(agent, {}), "moves": (self.expert_action(agent),)} for agent in step.to_act}
+        return replace(step, infos={**step.infos, **infos})
+
+    def expert_action(self, agent_id: str) -> str:
+        """Return what the expert says for an agent."""
+        if self.is_multi_agent:
+            return self.call(lambda env: env.unwrapped.expert_action(agent_id))
+        return self.call(lambda env: env.get_wrapper_attr("expert_action")())
+
+
+def _end_reason(terminated: bool, truncated: bool) -> EndReason | None:
+    return EndReason.TERMINATED if terminated else EndReason.TRUNCATED if truncated else None
+
+
+def _env_id(env: Any) -> str:
+    spec = getattr(env, "spec", None)
+    return spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
+
+
+def _options(item_id: str | int | None) -> dict[str, Any] | None:
+    return None if item_id is None else {"item_id": item_id}
+
+
+def _ids(ids: Any) -> TokenIds:
+    return np.asarray(ids, np.int64)
+
+
+def _finite(reward: SupportsFloat, env_id: str) -> float:
+    value = float(reward)
+    if not math.isfinite(value):
+        raise EnvError(f"{env_id}: a reward must be a finite number; got {value}.")
+    return value
