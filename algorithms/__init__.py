@@ -13,7 +13,7 @@ from rllm_gym.importing import import_object, uncollected
 with uncollected():
     from ray.tune.registry import TRAINABLE_CLASS, _global_registry
 
-from rllm_gym.algorithms.registry import ALGORITHMS
+from rllm_gym.options.methods import METHODS
 
 RLLIBS = {"PPO"}  # names that RLlib registers itself, over any other
 
@@ -30,9 +30,8 @@ class _Named:
 
 def _register_with_tune() -> None:
     """Let Tune know the methods by name."""
-    for name in ALGORITHMS.keys() - RLLIBS:
-        path = ALGORITHMS[name]
-        _global_registry.register(TRAINABLE_CLASS, name, _Named(path))
+    for name in METHODS.keys() - RLLIBS:
+        _global_registry.register(TRAINABLE_CLASS, name, _Named(METHODS[name].path))
 
 
 _register_with_tune()
@@ -40,11 +39,11 @@ _register_with_tune()
 
 def __getattr__(name: str) -> Any:
     """Import a method's class or its configuration when it is asked for: both load torch and the engines."""
-    target = ALGORITHMS.get(name.removesuffix("Config"))
-    if target is None:
+    method = METHODS.get(name.removesuffix("Config"))
+    if method is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(target.partition(":")[0]), name)
+    return getattr(import_module(method.path.partition(":")[0]), name)
 
 
 def __dir__() -> list[str]:
-    return [*ALGORITHMS, *(f"{name}Config" for name in ALGORITHMS)]
+    return [*METHODS, *(f"{name}Config" for name in METHODS)]

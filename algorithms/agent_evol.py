@@ -20,7 +20,7 @@ from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.checkpoints import resumed_alike
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
-from rllm_gym.options.each_method import AgentEvolOptions
+from rllm_gym.options.methods import AgentEvolOptions
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.types import Episode, Sample, TaskGroup
 
@@ -35,9 +35,6 @@ class AgentEvolConfig(OfflineConfig, AgentEvolOptions):
     Differs: rewards outside of 0 to 1 are held to it (`keep: reward`).
     """
 
-    learns_from_its_trajectories = True
-
-    _needs_data = False
     num_recorded_samples_per_step = 0  # it samples
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -46,11 +43,6 @@ class AgentEvolConfig(OfflineConfig, AgentEvolOptions):
     @override(OfflineConfig)
     def get_default_learner_class(self) -> type[AgentEvolLearner]:
         return AgentEvolLearner
-
-    @property
-    @override(OfflineConfig)
-    def has_env_runners(self) -> bool:
-        return True
 
 
 class AgentEvolLearner(OfflineLearner):

@@ -13,15 +13,13 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import dpo_loss
-from rllm_gym.algorithms.offline import EXPERT, OfflineAlgorithm, OfflineConfig
+from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError, TrajectoryError
-from rllm_gym.options.each_method import DPOOptions
+from rllm_gym.options.methods import SAMPLE, DPOOptions
 from rllm_gym.training.recorded_samples import SampleMaker, json_files, kind_of
 from rllm_gym.types import Sample
-
-SAMPLE = "sample"
 
 
 class DPOConfig(OfflineConfig, DPOOptions):
@@ -34,8 +32,6 @@ class DPOConfig(OfflineConfig, DPOOptions):
     turns, as in Song et al. 2024 (ETO), arXiv:2403.02502.
     """
 
-    learns_from_its_trajectories = True
-
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or DPO)
 
@@ -47,34 +43,6 @@ class DPOConfig(OfflineConfig, DPOOptions):
     @override(OfflineConfig)
     def num_recorded_samples_per_step(self) -> int:  # type: ignore[override]
         return 2 * self.samples_per_step
-
-    @property
-    @override(OfflineConfig)
-    def has_env_runners(self) -> bool:
-        return super().has_env_runners or self.data == SAMPLE
-
-    @override(OfflineConfig)
-    def data_sources(self) -> list[str]:
-        return [source for source in super().data_sources() if source != SAMPLE]
-
-    @override(OfflineConfig)
-    def validate(self) -> None:
-        super().validate()
-        if self.in_evaluation:
-            return
-        who = type(self).__name__
-        if self.observation_weight:
-            raise ConfigError(f"{who}: observation_weight must be 0; got {self.observation_weight!r}. Leave it out.")
-        if EXPERT in self.data_sources():
-            raise ConfigError(f"{who}: data: must be pairs; got expert, who has no worse episodes. Set data: sample.")
-        if self.data == SAMPLE:
-            for rule, holds in (
-                ("an environment; got none. Set env", bool(self.env)),
-                (f"group_size of at least 2; got {self.group_size}. Raise it", self.group_size >= 2),
-                ("save_trajectories: true, for a resumed run reads them; got false. Set it", self.save_trajectories),
-            ):
-                if not holds:
-                    raise ConfigError(f"{who}: data: sample needs {rule}, or give a path to pairs.")
 
     @override(OfflineConfig)
     def check_source(self, source: str, who: str) -> None:

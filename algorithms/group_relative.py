@@ -10,27 +10,12 @@ from ray.rllib.utils.annotations import override
 from rllm_gym.algorithms.functional import joint_advantage, role_advantage, turn_advantage
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
-from rllm_gym.errors import ConfigError
-from rllm_gym.options.each_method import GroupRelativeOptions
+from rllm_gym.options.methods import GroupRelativeOptions
 from rllm_gym.training.advantage_rows import Rollouts
 
 
 class GroupRelativeConfig(PolicyGradientConfig, GroupRelativeOptions):
     """Options of the methods that compare the episodes of a group."""
-
-    @property
-    @override(PolicyGradientConfig)
-    def _needs_group(self) -> bool:  # type: ignore[override]
-        return self.advantage != "role"
-
-    @override(PolicyGradientConfig)
-    def validate(self) -> None:
-        super().validate()
-        if not self.in_evaluation and self.advantage == "joint" and self.is_kl_in_reward:
-            raise ConfigError(
-                f"{type(self).__name__}: advantage: joint compares what a team has earned, in which the KL to one "
-                "policy's reference has no place; got kl_in: reward. Set kl_in: loss."
-            )
 
 
 class GroupRelative(PolicyGradient):

@@ -18,7 +18,7 @@ from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
-from rllm_gym.options.each_method import OfflineOptions
+from rllm_gym.options.methods import EXPERT, OfflineOptions
 from rllm_gym.rollout.environments import item_ids_of
 from rllm_gym.rollout.expert import ExpertPlayer, play_experts
 from rllm_gym.tokens import ChatTokenizer
@@ -31,16 +31,12 @@ from rllm_gym.types import Sample
 
 logger = logging.getLogger(__name__)
 
-EXPERT = "expert"
-
 
 class OfflineConfig(LLMConfig, OfflineOptions):
     """Options of every method that learns from recorded episodes.
 
     EnvRunners, and with them an inference engine, are only built where they are used: to evaluate in an environment.
     """
-
-    _needs_data = True  # with an underscore: RLlib takes attributes without one for options
 
     @override(LLMConfig)
     def get_default_learner_class(self) -> type[OfflineLearner]:
@@ -53,11 +49,6 @@ class OfflineConfig(LLMConfig, OfflineOptions):
 
     @property
     @override(LLMConfig)
-    def has_env_runners(self) -> bool:
-        return bool(self.env and self.evaluation_interval)
-
-    @property
-    @override(LLMConfig)
     def is_online(self) -> bool:  # RLlib's question, whether to build EnvRunners
         return self.has_env_runners
 
@@ -66,9 +57,6 @@ class OfflineConfig(LLMConfig, OfflineOptions):
     def _model_config_auto_includes(self) -> dict[str, Any]:
         # What is learnt from was not sampled at any temperature.
         return super()._model_config_auto_includes | {"temperature": 1.0}
-
-    def data_sources(self) -> list[str]:
-        return [source for source in (self.data, self.evaluation_data) if source is not None]
 
     def without_data(self) -> Self:
         """Forget what is learnt from, for a policy that is only evaluated; it need not be there any more."""
@@ -84,24 +72,9 @@ class OfflineConfig(LLMConfig, OfflineOptions):
         super().validate()
         if self.in_evaluation:
             return
-        who = type(self).__name__
-        if self.is_multi_agent:
-            raise ConfigError(
-                f"{who}: one policy is trained, the default one; got {', '.join(sorted(self.policies))}. Leave out "
-                "policies."
-            )
-        if self.num_minibatches > self.samples_per_step:
-            raise ConfigError(
-                f"{who}: num_minibatches must be at most samples_per_step, {self.samples_per_step}; got "
-                f"{self.num_minibatches}. Lower it."
-            )
-        if self.data is None and self._needs_data:
-            raise ConfigError(f"{who}: data must be `expert` or a path; got none. Set it.")
         for source in self.data_sources():
-            if source == EXPERT and not self.env:
-                raise ConfigError(f"{who}: data: expert needs an environment; got none. Set env, or give a path.")
             if source != EXPERT:
-                self.check_source(source, who)
+                self.check_source(source, type(self).__name__)
 
     def check_source(self, source: str, who: str) -> None:
         """Make sure that a path or a function can be learnt from."""

@@ -20,13 +20,10 @@ from rllm_gym.learner.critic import ActorCriticModule, CentralisedCriticModule, 
 from rllm_gym.learner.deepspeed import Forward
 from rllm_gym.learner.deepspeed_config import merge
 from rllm_gym.learner.rl_module import LLMModule
-from rllm_gym.options.each_method import PPOOptions
+from rllm_gym.options.methods import CENTRALISED_CRITIC, CRITIC_SUFFIX, PPOOptions
 from rllm_gym.training.advantage_rows import Rollouts
 from rllm_gym.training.joint_samples import JointSample
 from rllm_gym.types import Episode, Sample
-
-CRITIC_SUFFIX = "_critic"
-CENTRALISED_CRITIC = "centralised_critic"
 
 
 class PPOConfig(PolicyGradientConfig, PPOOptions):
@@ -42,33 +39,6 @@ class PPOConfig(PolicyGradientConfig, PPOOptions):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or PPO)
-
-    @override(PolicyGradientConfig)
-    def validate(self) -> None:
-        super().validate()
-        if self.in_evaluation:
-            return
-        if self.critic == "shared" and self.critic_epochs != 1:
-            raise ConfigError(
-                f"PPOConfig: critic_epochs are the separate critic's; got {self.critic_epochs} with critic: shared. "
-                "Set num_epochs, which are both's, or critic: separate."
-            )
-        if self.critic == "centralised" and self.bootstrap == "truncated":
-            raise ConfigError(
-                "PPOConfig: after the end of what all agents have written a centralised critic cannot tell whose "
-                "future it is to value; got bootstrap: truncated. Set bootstrap: never, or critic: separate."
-            )
-        for policy_id in self.policies:
-            critic = self.critic_of(policy_id)
-            if critic != policy_id and critic in self.policies:
-                raise ConfigError(
-                    f"PPOConfig: the critic of policy {policy_id!r} takes the id {critic!r}, which must not be a "
-                    "policy's. Rename that policy."
-                )
-
-    def critic_of(self, policy_id: str) -> str:
-        """Return the module that values a policy's tokens."""
-        return {"separate": policy_id + CRITIC_SUFFIX, "centralised": CENTRALISED_CRITIC}.get(self.critic, policy_id)
 
     @property
     @override(PolicyGradientConfig)

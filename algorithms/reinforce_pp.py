@@ -8,8 +8,7 @@ from ray.rllib.utils.annotations import override
 from rllm_gym.algorithms.functional import discounted_return, group_relative_advantage, whiten
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
-from rllm_gym.errors import ConfigError
-from rllm_gym.options.each_method import ReinforcePPOptions
+from rllm_gym.options.methods import ReinforcePPOptions
 from rllm_gym.training.advantage_rows import Rollouts
 
 
@@ -25,22 +24,6 @@ class ReinforcePPConfig(PolicyGradientConfig, ReinforcePPOptions):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReinforcePP)
-
-    @property
-    @override(PolicyGradientConfig)
-    def _needs_group(self) -> bool:  # type: ignore[override]
-        return self.baseline == "group"
-
-    @override(PolicyGradientConfig)
-    def validate(self) -> None:
-        super().validate()
-        if self.in_evaluation:
-            return
-        if self.baseline == "group" and self.gamma != 1:
-            raise ConfigError(
-                "ReinforcePPConfig: baseline: group compares whole episodes, whose returns are not discounted; got "
-                f"gamma: {self.gamma!r}. Set gamma: 1.0, or baseline: none."
-            )
 
 
 class ReinforcePP(PolicyGradient):

@@ -8,8 +8,7 @@ from ray.rllib.utils.annotations import override
 from rllm_gym.algorithms.functional import greedy_baseline_advantage
 from rllm_gym.algorithms.policy_config import PolicyGradientConfig
 from rllm_gym.algorithms.policy_gradient import PolicyGradient
-from rllm_gym.errors import ConfigError
-from rllm_gym.options.each_method import ReMaxOptions
+from rllm_gym.options.methods import ReMaxOptions
 from rllm_gym.training.advantage_rows import Rollouts
 from rllm_gym.types import TaskGroup
 
@@ -25,21 +24,6 @@ class ReMaxConfig(PolicyGradientConfig, ReMaxOptions):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReMax)
-
-    @override(PolicyGradientConfig)
-    def validate(self) -> None:
-        super().validate()
-        if self.in_evaluation:
-            return
-        if self.kl_in != "loss":
-            raise ConfigError(f"ReMaxConfig: kl_in must be loss; got {self.kl_in!r}.")
-        if self.staleness:
-            raise ConfigError(
-                "ReMaxConfig: staleness must be 0, for greedy episodes are played when the sampled ones have ended; "
-                f"got {self.staleness}."
-            )
-        if len(self.policies) > 1 or self.is_multi_agent:
-            raise ConfigError("ReMaxConfig: environments of several agents have no one greedy episode to compare with.")
 
 
 class ReMax(PolicyGradient):

@@ -7,7 +7,7 @@ from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import leave_one_out_advantage
 from rllm_gym.algorithms.group_relative import GroupRelative, GroupRelativeConfig
-from rllm_gym.options.each_method import RLOOOptions
+from rllm_gym.options.methods import RLOOOptions
 
 
 class RLOOConfig(GroupRelativeConfig, RLOOOptions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
-from rllm_gym.options.each_method import SFTOptions
+from rllm_gym.options.methods import SFTOptions
 
 
 class SFTConfig(OfflineConfig, SFTOptions):

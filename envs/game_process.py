@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.errors import ConfigError, EnvError, MachineError
 
 CALL_TIMEOUT_S = 100.0  # a step takes milliseconds, making a game seconds on an idle machine
 
@@ -94,7 +94,7 @@ class Games:
 
     def _missing(self, module: str) -> ConfigError:
         package = module.partition(".")[0]
-        return ConfigError(f'{self.env} needs the {package} package: pip install "rllm-gym[{self._extra}]".')
+        return MachineError(f'{self.env} needs the {package} package: pip install "rllm-gym[{self._extra}]".')
 
 
 class GameServer:

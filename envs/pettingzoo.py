@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium.spaces import Text
 
 from rllm_gym.envs.multi_agent import Infos, TextMultiAgentEnv, Texts
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, MachineError
 
 
 class PettingZooEnv(TextMultiAgentEnv):
@@ -30,7 +30,7 @@ class PettingZooEnv(TextMultiAgentEnv):
         try:
             from pettingzoo import AECEnv, ParallelEnv
         except ImportError as e:
-            raise ConfigError('from_pettingzoo needs the pettingzoo package: pip install "rllm-gym[games]".') from e
+            raise MachineError('from_pettingzoo needs the pettingzoo package: pip install "rllm-gym[games]".') from e
         if not isinstance(env, AECEnv | ParallelEnv):
             raise ConfigError(f"from_pettingzoo: must be an AECEnv or a ParallelEnv; got {env!r}. Make one.")
         self._is_parallel = isinstance(env, ParallelEnv)

@@ -22,6 +22,10 @@ class ConfigError(RllmGymError, ValueError):
     """The caller's configuration is wrong. The message is one line: who, the rule, what was got, what to do."""
 
 
+class MachineError(ConfigError):
+    """This machine lacks what another may have: a package, a browser, Java. The message says how to install it."""
+
+
 class ChatTemplateError(ConfigError):
     """A chat template cannot be used for token-level episodes."""
 

@@ -16,9 +16,8 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.tune.trainable import trainable
 from transformers import AutoModelForCausalLM  # before an algorithm imports it in a thread, beside its runner
 
-from rllm_gym.cli.train.check import check_experiment
+from rllm_gym.cli.train.check import Faults, check_fully, check_quickly
 from rllm_gym.cli.train.experiment import read_experiment
-from rllm_gym.cli.train.written import check_written
 from rllm_gym.rollout import policies
 from rllm_gym.types import Engine
 
@@ -94,7 +93,11 @@ def _runners(*, config: Any, **arguments: Any) -> Any:
 def config_in(path: Path) -> Any:
     """Return the config that `rllib train file` would build of an experiment's file."""
     experiment = read_experiment(path)
-    [config] = check_experiment(experiment, check_written(experiment), allow_lookup=False).configs
+    faults = Faults(experiment.source)
+    checked = check_fully(experiment, check_quickly(experiment, faults), faults, allow_lookup=False)
+    faults.raise_any()
+    assert checked is not None
+    [config] = checked.configs
     return config
 
 

@@ -522,6 +522,34 @@ MUTANTS = [
         "return None if",
         "tests/learner/test_other_models.py",
     ),
+    Mutant(
+        "options that do not go together unchecked without Ray",
+        "rllm_gym/cli/train/check.py",
+        "for line in filled.faults():",
+        "for line in ():",
+        "tests/test_options.py",
+    ),
+    Mutant(
+        "a fault that follows from another told",
+        "rllm_gym/cli/train/check.py",
+        "for name in self.suspects):",
+        "for name in ()):",
+        "tests/cli/train/test_look_ahead.py",
+    ),
+    Mutant(
+        "--elsewhere ignored",
+        "rllm_gym/cli/train/check.py",
+        "if self.is_elsewhere:",
+        "if False:",
+        "tests/cli/train/test_look_ahead.py",
+    ),
+    Mutant(
+        "a preset over the options beside it",
+        "rllm_gym/options/methods.py",
+        'key=lambda item: item[0] != "preset"',
+        'key=lambda item: item[0] == "preset"',
+        "tests/test_options.py",
+    ),
 ]
 
 

@@ -19,13 +19,12 @@ import typer
 from rich.text import Text
 from typer.testing import CliRunner
 
-from rllm_gym.algorithms.grpo import PRESETS
 from rllm_gym.cli.main import make_rllib_app, make_rllm_gym_app
+from rllm_gym.cli.train.check import Faults, check_quickly
 from rllm_gym.cli.train.experiment import read_experiment
-from rllm_gym.cli.train.written import check_written
 from rllm_gym.data import TrajectoryWriter
-from rllm_gym.options import options_of
-from rllm_gym.options.each_method import TABLES
+from rllm_gym.options.methods import METHODS, PRESETS
+from rllm_gym.options.table import options_of
 from tests.data.test_trajectories import record
 
 rllib_app = make_rllib_app()
@@ -172,7 +171,10 @@ def test_a_yaml_block_passes_the_check_of_what_is_written(block, folder):
     if "  scheduler:" in lines:  # which is a sweep's
         lines += "  num_samples: 2\n  stop: {training_iteration: 40}\n  config: {lr: {choice: [1e-5, 1e-4]}}\n"
     (folder / "x.yaml").write_text(head + ("  config:\n" if indent == 4 else "") + lines, encoding="utf-8")
-    assert check_written(read_experiment(folder / "x.yaml"))["env"]
+    experiment = read_experiment(folder / "x.yaml")
+    faults = Faults(experiment.source)
+    assert check_quickly(experiment, faults)["env"]
+    faults.raise_any()
 
 
 @pytest.mark.parametrize("block", of_kind("bash"))
@@ -223,7 +225,7 @@ def test_the_options_that_a_page_names_exist(page):
     last_cells = [re.split(r"(?<!\\)\|", row)[1 if page == "rewards" else -2] for row in rows]
     names = {span.partition(":")[0] for cell in last_cells for span in re.findall(r"`([^`]+)`", cell)}
     options = {name for name in names if re.fullmatch(r"[a-z]+(_[a-z]+)+", name)}
-    known = set().union(*(options_of(table) for table in TABLES.values())) | {"env_config", *PRESETS}
+    known = set().union(*(options_of(method.table) for method in METHODS.values())) | {"env_config", *PRESETS}
     assert options and options <= known
 
 
@@ -241,11 +243,11 @@ def site(tmp_path_factory):
 def test_the_site_builds_strictly_with_a_page_for_each_environment_and_method(site):
     pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
     ids = [key.partition("/")[2] for key in gymnasium.registry if key.startswith("rllm_gym/")]
-    assert len(ids) == 15 and len(TABLES) == 8
+    assert len(ids) == 15 and len(METHODS) == 8
     for env_id in ids:
         text = (site / f"reference/{env_id.partition('-')[0].lower()}.html").read_text(encoding="utf-8")
         assert f"rllm_gym/{env_id}" in text and all(f'id="{part}"' in text for part in ("reward", "action", "data"))
-    for name in TABLES:
+    for name in METHODS:
         text = (site / f"reference/method_{name.lower()}.html").read_text(encoding="utf-8")
         assert f"Configuration of {name}".replace("ReinforcePP", "") in text and 'id="formulas"' in text
     assert {"index.html", "options.html", "metrics.html", "clusters.html", "coming_from.html", "rewards.html"} <= pages

@@ -86,7 +86,7 @@ def environment_pages() -> dict[str, str]:
 
 def method_pages() -> dict[str, str]:
     """Return a page for each method, with its source and formulas, and one with all formulas."""
-    from rllm_gym.options.each_method import TABLES, PolicyGradientOptions
+    from rllm_gym.options.methods import METHODS, PolicyGradientOptions
 
     formulas = {
         name: node
@@ -96,11 +96,11 @@ def method_pages() -> dict[str, str]:
     }
     pages = {}
     modules = {file: _definitions(file) for file in sorted((ROOT / "algorithms").glob("*.py"))}
-    for name in TABLES:
+    for name, method in METHODS.items():
         [(file, found)] = [(file, found) for file, found in modules.items() if f"{name}Config" in found]
         text = [f"# {name}", markdown_of(_doc(found[name])), markdown_of(_doc(found[f"{name}Config"]))]
         text.append(f"Its options: [{name}](../options.md#{name.lower()}). The code: `algorithms/{file.name}`.")
-        family = "policy_gradient" if issubclass(TABLES[name], PolicyGradientOptions) else "offline_learner"
+        family = "policy_gradient" if issubclass(method.table, PolicyGradientOptions) else "offline_learner"
         names = dict.fromkeys([*_imported(file), *_imported(ROOT / f"algorithms/{family}.py")])
         used = [formulas[each] for each in names if each in formulas]
         text += ["## Formulas"] if used else []

@@ -9,10 +9,10 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.options import UNSET, options_of
-from rllm_gym.options.each_method import TABLES, GroupRelativeOptions, OfflineOptions, PolicyGradientOptions
-from rllm_gym.options.every_method import CommonOptions
-from rllm_gym.options.from_rllib import UNUSED
+from rllm_gym.options.common import CommonOptions
+from rllm_gym.options.methods import METHODS, GroupRelativeOptions, OfflineOptions, PolicyGradientOptions
+from rllm_gym.options.rllib import UNUSED
+from rllm_gym.options.table import UNSET, OptionTable, options_of
 from rllm_gym.options.values import describe
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
@@ -28,7 +28,7 @@ is any other option of RLlib's, with what to use instead.
 
 def page() -> str:
     parts = [HEAD]
-    for table in CommonOptions.__mro__[1:-1]:
+    for table in CommonOptions.__mro__[1 : CommonOptions.__mro__.index(OptionTable)]:
         parts += [f"## {str(inspect.getdoc(table)).rstrip('.')}\n", rows_of(table, table)]
     for title, family, bare in (
         ("Policy-gradient methods", PolicyGradientOptions, CommonOptions),
@@ -36,7 +36,7 @@ def page() -> str:
         ("Methods that learn from recorded episodes", OfflineOptions, CommonOptions),
     ):
         parts += [f"## {title}\n", rows_of(family, family)]
-        for name, table in TABLES.items():
+        for name, (table, _) in METHODS.items():
             if table.__mro__[1] is family:
                 parts += [f"### {name}\n", str(inspect.getdoc(table)) + other_defaults(table, bare) + "\n"]
                 parts += [rows] if (rows := rows_of(table, table)) else []

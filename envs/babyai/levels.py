@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import MachineError
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def make_level(index: int, seed: int, *, as_in_minigrid_2: bool = False) -> Any:
         import minigrid  # noqa: F401  (registers the levels)
         from minigrid.envs.babyai.core import roomgrid_level
     except ModuleNotFoundError as e:
-        raise ConfigError('BabyAI-v0 needs the minigrid package: pip install "rllm-gym[babyai]".') from e
+        raise MachineError('BabyAI-v0 needs the minigrid package: pip install "rllm-gym[babyai]".') from e
 
     # Making a level prints the draws that it rejects. Redirecting stdout would do so for all threads, so the name is
     # bound in that module alone.

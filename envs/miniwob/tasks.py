@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import MachineError
 
 PIP_INSTALL = "pip install --no-deps miniwob==1.1.0"  # with its requirements it needs another version of Gymnasium
 
@@ -50,5 +50,5 @@ def html_folder() -> Path:
     """
     spec = find_spec("miniwob")
     if spec is None or spec.origin is None:
-        raise ConfigError(f"MiniWoB-v0 needs the miniwob package: {PIP_INSTALL}.")
+        raise MachineError(f"MiniWoB-v0 needs the miniwob package: {PIP_INSTALL}.")
     return Path(spec.origin).parent / "html"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rllm_gym.envs.base import parse_action
-from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.errors import ConfigError, MachineError, nearest
 
 
 class Rules(NamedTuple):
@@ -112,7 +112,7 @@ def open_spiel() -> Any:
     try:
         import pyspiel
     except ImportError as e:
-        raise ConfigError('Kuhn and Leduc poker need the open_spiel package: pip install "rllm-gym[games]".') from e
+        raise MachineError('Kuhn and Leduc poker need the open_spiel package: pip install "rllm-gym[games]".') from e
     return pyspiel
 
 

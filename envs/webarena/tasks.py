@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.errors import ConfigError, MachineError, nearest
 
 TASK_SETS = ("embedded", "webarena", "verified")
 SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia")
@@ -144,7 +144,7 @@ def missing_package(package: str) -> ConfigError:
     command = 'pip install "rllm-gym[webarena]"'
     if package == _PACKAGE:
         command += f" && pip install --no-deps {_PACKAGE}==1.2.3"  # it pins an older pydantic
-    return ConfigError(f"WebArena-v0 needs the {package} package for the published tasks: {command}.")
+    return MachineError(f"WebArena-v0 needs the {package} package for the published tasks: {command}.")
 
 
 def need(module: str) -> ModuleType:

@@ -15,19 +15,16 @@ from ray.rllib.utils.annotations import override
 from ray.util.debug import log_once
 
 from rllm_gym.callbacks.exact_games import ExactGames
-from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
-from rllm_gym.callbacks.opponent_pool import Opponent, opponents_of
 from rllm_gym.callbacks.opponents import Opponents
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import Keep
-from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
-from rllm_gym.options.every_method import CommonOptions
-from rllm_gym.rollout.engines import ONLY_PLAYS, adapter_options, check_engine
+from rllm_gym.options.common import CommonOptions
+from rllm_gym.rollout.engines import adapter_options
 from rllm_gym.rollout.env_runner import LLMEnvRunner
-from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
 from rllm_gym.training.learners import NoLearners
 from rllm_gym.training.strict_config import StrictConfig
 from rllm_gym.types import SamplingParams
@@ -43,8 +40,6 @@ class LLMConfig(StrictConfig, CommonOptions):
     """
 
     num_recorded_samples_per_step = 0  # of a method that trains on what it does not sample
-    trains = True  # False where a policy is only played
-    learns_from_its_trajectories = False  # so that all of them must stay
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
@@ -99,11 +94,6 @@ class LLMConfig(StrictConfig, CommonOptions):
     def option_of(self, policy_id: str, name: str) -> Any:
         """Return an option as one policy has it."""
         return self.algorithm_config_overrides_per_module.get(policy_id, {}).get(name, getattr(self, name))
-
-    @property
-    def opponent_specs(self) -> dict[str, Opponent]:
-        """Who plays each agent that is not the learner's."""
-        return opponents_of(getattr(self, "opponents", None))
 
     def policy_of(self, agent_id: str, episode: Any = None) -> str:
         """Return the policy of the run that plays an agent, or whose earlier selves do.
@@ -222,53 +212,23 @@ class LLMConfig(StrictConfig, CommonOptions):
         kept: Any = self.keep_episodes
         return None if kept == "all" else Keep(**kept)
 
-    @property
-    def has_env_runners(self) -> bool:
-        """Whether anything is sampled."""
-        return True
-
-    @property
-    def environments(self) -> list[EnvironmentSpec]:
-        """The run's environments; a task group's `env_index` counts them."""
-        return environments_of(self.env, self.env_config)
-
-    @property
-    def horizon_schedules(self) -> dict[str, Schedule]:
-        """The horizon of every train step, by the environment's name."""
-        return schedules_of(self.scaling_inter, self.max_episode_steps, [spec.name for spec in self.environments])
-
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        """Check all options, then what RLlib checks. Some more is set: callbacks, and where frozen opponents are.
+
+        Raises:
+            ConfigError: a line for everything that is wrong.
+        """
         callbacks: list[type] = force_list(self.callbacks_class)
         if missing := [callback for callback in (ScalingInter, Opponents, ExactGames) if callback not in callbacks]:
             self.callbacks(callbacks_class=[*missing, *callbacks])
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")  # RLlib's notice to those who come from the old stack
+        if not self.in_evaluation:  # RLlib's copy for runners of its own, which there are none of
+            self.check_options()
         super().validate()
-        if self.in_evaluation:  # RLlib's copy for runners of its own, which there are none of
+        if self.in_evaluation:
             return
-        self.check_options()
-        who = type(self).__name__
-        self.horizon_schedules  # noqa: B018  raises what is wrong with it, and with the environments
-        if self.has_env_runners and self.num_env_runners < 1:
-            raise ConfigError(f"{who}: num_env_runners must be at least 1; got {self.num_env_runners}.")
-        check_engine(self.engine, self.engine_options)
-        if self.trains and isinstance(self.engine, str) and self.engine in ONLY_PLAYS:
-            raise ConfigError(f"{who}: {ONLY_PLAYS[self.engine]}")
-        if self.learns_from_its_trajectories and self.keep_episodes != "all":
-            raise ConfigError(f"{who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}.")
-        for agent_id, opponent in self.opponent_specs.items():
-            if opponent.kind == "frozen":  # where its folder is, whoever reads this
-                written = getattr(self, "opponents", {})
-                self.update_from_dict({"opponents": {**written, agent_id: {"frozen": opponent.source}}})
-            if opponent.kind != "self" and (name := opponent.module_of(agent_id)) in self.policies:
-                raise ConfigError(f"{who}: no policy may have the name of an opponent; got {name!r}. Rename it.")
-        for policy_id in self.algorithm_config_overrides_per_module.keys() - set(self.policies):
-            raise ConfigError(
-                f"{who}: algorithm_config_overrides_per_module is for policies of the run; got {policy_id!r}. "
-                f"Did you mean {nearest(policy_id, self.policies)!r}?"
-            )
-        if self.max_new_tokens >= self.max_model_len:
-            raise ConfigError(
-                f"{who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "
-                f"{self.max_new_tokens} and {self.max_model_len}. Raise max_model_len."
-            )
+        frozen = {a: opponent.source for a, opponent in self.opponent_specs.items() if opponent.kind == "frozen"}
+        if frozen:  # by the path of its folder, whoever reads this
+            written = getattr(self, "opponents", {})
+            self.update_from_dict({"opponents": {**written, **{a: {"frozen": path} for a, path in frozen.items()}}})

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.options import UNSET, options_of, unused_option
-from rllm_gym.options.from_rllib import UNUSED
+from rllm_gym.options.rllib import UNUSED, unused_option
+from rllm_gym.options.table import UNSET, OptionTable, options_of
 from rllm_gym.options.values import value_fault
 
 SET_BY_VALIDATE = ("action_space", "observation_space", "simple_optimizer")  # ours and RLlib's
@@ -37,7 +37,7 @@ def _with_options(builder: Callable[..., Any]) -> Callable[..., Any]:
     return override(AlgorithmConfig)(build)
 
 
-class StrictConfig(AlgorithmConfig):
+class StrictConfig(AlgorithmConfig, OptionTable):
     """Base of our configurations. Any builder method takes any option: `GRPOConfig().training(group_size=8)`."""
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -83,32 +83,32 @@ class StrictConfig(AlgorithmConfig):
         minus_one = {name: -1 for name in options_of(type(self)) if vars(self).get(name) == -1}
         return super().get_state() | minus_one
 
-    def in_order(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return options that are set together in the order in which they are set: the last one wins."""
-        return options
-
     def _unknown(self, name: str, known: Any) -> str:
         hint = unused_option(name) or f"no option has this name; got {name!r}. Did you mean {nearest(name, known)!r}?"
         return f"{type(self).__name__}: {hint}"
 
     def check_options(self) -> None:
-        """Make sure that options have values of their types and bounds, and that no option is set that does nothing.
+        """Make sure that the options have values of their types, that they go together, and that each does something.
 
         Raises:
-            ConfigError: one line on the first one that is wrong.
+            ConfigError: a line for everything that is wrong.
         """
+        if found := list(self._value_faults()) or list(self.faults()):
+            raise ConfigError("\n".join(found))
+
+    def _value_faults(self) -> Iterator[str]:
         options, default = options_of(type(self)), type(self)(algo_class=self.algo_class)
         for name, option in options.items():
             value = getattr(self, name)
             if value is not getattr(default, name) and (fault := value_fault(name, value, option.hint)):
-                raise ConfigError(f"{type(self).__name__}: {fault}")
-            if name != "env_config" and not is_finite(value):  # whose values mean what the environment says
-                raise ConfigError(f"{type(self).__name__}: {name} must hold finite numbers; got {value!r}.")
+                yield f"{type(self).__name__}: {fault}"
+            elif name != "env_config" and not is_finite(value):  # whose values mean what the environment says
+                yield f"{type(self).__name__}: {name} must hold finite numbers; got {value!r}."
         for name in UNUSED:
             if name in options or name in SET_BY_VALIDATE:
                 continue
             if vars(self).get(name) != vars(default).get(name):
-                raise ConfigError(self._unknown(name, ()))
+                yield self._unknown(name, ())
 
 
 def is_finite(value: Any) -> bool:

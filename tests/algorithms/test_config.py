@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
-from rllm_gym.algorithms.registry import ALGORITHMS, get_algorithm_class
+from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.callbacks.horizon_schedules import AdaptiveSchedule, Stage, schedules_of
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.errors import ConfigError
+from rllm_gym.options.methods import METHODS
 from rllm_gym.training.task_sampler import TaskSampler
 
 
@@ -94,7 +95,7 @@ def test_a_configuration_survives_its_own_dictionary_and_state():
     assert GRPOConfig.from_state(config.get_state()).lr == 1e-4
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_option_of_every_method_can_be_set_by_its_name(name):
     algorithm = get_algorithm_class(name)
     options = algorithm.get_default_config().to_dict()

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from rllm_gym.algorithms.grpo import PRESETS
 from rllm_gym.algorithms.policy_gradient import Sampled
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import ConfigError
+from rllm_gym.options.methods import PRESETS
 from rllm_gym.training.advantage_rows import Rollouts
 from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 

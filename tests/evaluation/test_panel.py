@@ -18,7 +18,7 @@ from rllm_gym.envs.textcraft.recipes import load_book
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
 from rllm_gym.evaluation.published_lists import read_test_list
-from rllm_gym.options.every_method import SamplingOptions
+from rllm_gym.options.common import SamplingOptions
 from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env, tasks_trained_on
 from rllm_gym.types import SamplingParams
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.errors import ConfigError, MachineError, nearest
 
 KINDS = ("bm25", "dense", "faiss", "http")
 # Which kinds take an option; see `Bm25Retriever.open`, `DenseRetriever.open`, `open_faiss` and `HttpRetriever`.
@@ -111,6 +111,6 @@ def need(module: str, package: str = "") -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
-        raise ConfigError(
+        raise MachineError(
             f'SearchQA-v0 needs the {package or module} package: pip install "rllm-gym[searchqa]".'
         ) from e

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, MachineError
 from rllm_gym.models import resolve_base_model
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class Encoder:
             import torch
             from transformers import AutoModel, AutoTokenizer
         except ModuleNotFoundError as e:
-            raise ConfigError(f'SearchQA-v0: the dense retriever needs {e.name}: pip install "rllm-gym[train]".') from e
+            raise MachineError(
+                f'SearchQA-v0: the dense retriever needs {e.name}: pip install "rllm-gym[train]".'
+            ) from e
 
         try:
             path = resolve_base_model(name)
@@ -52,7 +54,7 @@ class Encoder:
             raise ConfigError(str(e).replace("base_model:", "encoder:", 1)) from e
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError(f"SearchQAEnv: device must be one that torch has; got {device!r}. Set device: cpu.")
+            raise MachineError(f"SearchQAEnv: device must be one that torch has; got {device!r}. Set device: cpu.")
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         self._model = AutoModel.from_pretrained(path, dtype=torch.float32).to(self.device).eval()
         self.dim = int(self._model.config.hidden_size)

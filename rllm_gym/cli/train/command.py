@@ -22,6 +22,9 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check, reset each environment once, print the resolved configuration.")
 ]
 NoReset = Annotated[bool, typer.Option("--no-reset", help="With --dry-run: do not reset the environments.")]
+Elsewhere = Annotated[
+    bool, typer.Option("--elsewhere", help="With --dry-run: for another machine, leave out what this one lacks.")
+]
 Runs = Annotated[str, typer.Option("--storage-path", help="Folder of all runs, or an address: s3://bucket/runs.")]
 RUNS = "runs"
 ShowEvery = Annotated[
@@ -39,6 +42,7 @@ def train_file(
     resume: Resume = False,
     dry_run: DryRun = False,
     no_reset: NoReset = False,
+    elsewhere: Elsewhere = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
     show_every: ShowEvery = SHOW_EVERY,
@@ -51,6 +55,7 @@ def train_file(
             resume,
             dry_run,
             no_reset,
+            elsewhere,
             ray_address,
             storage_path,
             show_every,
@@ -73,6 +78,7 @@ def train_options(
     resume: Resume = False,
     dry_run: DryRun = False,
     no_reset: NoReset = False,
+    elsewhere: Elsewhere = False,
     ray_address: RayAddress = None,
     storage_path: Runs = RUNS,
     show_every: ShowEvery = SHOW_EVERY,
@@ -96,7 +102,7 @@ def train_options(
             loggers=loggers,
             name=name,
         )
-        _train(experiment, resume, dry_run, no_reset, ray_address, storage_path, show_every, verbose)
+        _train(experiment, resume, dry_run, no_reset, elsewhere, ray_address, storage_path, show_every, verbose)
 
 
 def _train(
@@ -104,6 +110,7 @@ def _train(
     resume: bool,
     dry_run: bool,
     no_reset: bool,
+    elsewhere: bool,
     ray_address: str | None,
     storage_path: str,
     show_every: int,
@@ -111,30 +118,40 @@ def _train(
 ) -> None:
     if no_reset and not dry_run:
         raise ConfigError("--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.")
-    from rllm_gym.cli.train.written import check_written
-
-    written = check_written(experiment)
-    check_storage(storage_path, experiment.name)
-    if not dry_run:
-        typer.echo(f"{experiment.name}: the file is in order; loading Ray, vLLM and DeepSpeed")
-    prepare_driver(ray_address)
-    from rllm_gym.cli.train.check import check_experiment
-
-    checked = check_experiment(experiment, written, allow_lookup=not dry_run)
+    if elsewhere and not dry_run:
+        raise ConfigError("--elsewhere: goes with --dry-run; training needs this machine. Leave it out.")
     if dry_run:
-        from rllm_gym.cli.train.dry_run import dry_run_report
-        from rllm_gym.cli.train.preview import preview
+        from rllm_gym.cli.train import dry_run as dry
 
-        with temporary_folder(has_own_ray=True):
-            found = preview(checked, address=ray_address, with_reset=not no_reset)
-        typer.echo(dry_run_report(checked, found), nl=False)
-        return
+        code = dry.dry_run(
+            experiment, address=ray_address, storage=storage_path, with_reset=not no_reset, elsewhere=elsewhere
+        )
+    else:
+        code = _train_for_real(experiment, resume, ray_address, storage_path, show_every, verbose)
+    if code:
+        raise typer.Exit(code)
+
+
+def _train_for_real(
+    experiment: Experiment, resume: bool, ray_address: str | None, storage_path: str, show_every: int, verbose: bool
+) -> int:
+    from rllm_gym.cli.train.check import Faults, check_fully, check_quickly
+
+    faults = Faults(experiment.source)
+    config = check_quickly(experiment, faults)
+    faults.raise_any()
+    check_storage(storage_path, experiment.name)
+    typer.echo(f"{experiment.name}: the file is in order; loading Ray, vLLM and DeepSpeed")
+    prepare_driver(ray_address)
+    checked = check_fully(experiment, config, faults, allow_lookup=True)
+    faults.raise_any()
+    assert checked is not None  # else there are faults
     from rich.console import Console
 
     from rllm_gym.cli.train.launch import train
 
     with temporary_folder(has_own_ray=ray_address is None):
-        code = train(
+        return train(
             checked,
             storage=storage_path,
             resume=resume,
@@ -143,5 +160,3 @@ def _train(
             verbose=verbose,
             console=Console(),
         )
-        if code:
-            raise typer.Exit(code)

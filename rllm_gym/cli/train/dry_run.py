@@ -1,15 +1,30 @@
-"""What `--dry-run` prints: the resolved configuration and what one train step may cost."""
+"""`--dry-run`: checks everything and starts nothing; prints the resolved configuration and a train step's cost."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 
-from rllm_gym.cli.train.check import Checked
+from rllm_gym.cli.common import FAILED
+from rllm_gym.cli.ray_session import check_this_machine, prepare_driver, probe
+from rllm_gym.cli.scratch import temporary_folder
+from rllm_gym.cli.train.check import Checked, Faults, check_fully, check_quickly
+from rllm_gym.cli.train.experiment import Experiment
+from rllm_gym.cli.train.first_prompt import first_prompts
+from rllm_gym.cli.train.library_options import quiet
 from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS
+from rllm_gym.cli.train.sampler_memory import describe_cache, gpu_bytes, measure_cache, memory_fault, room_fault
+from rllm_gym.cli.train.source import one_line
+from rllm_gym.cli.train.storage import check_storage
 from rllm_gym.cli.train.sweeps import find_samplers, is_sampler, num_trials
+from rllm_gym.errors import ConfigError
+from rllm_gym.models import resolve_base_model
 
 # Printed even where they have their default.
 ESSENTIALS = (
@@ -27,10 +42,177 @@ ESSENTIALS = (
     "zero_stage",
     "seed",
 )
+MACHINE = "what this machine lacks (--elsewhere leaves it out):"
 
 
-def dry_run_report(checked: Checked, found: Sequence[str] = ()) -> str:
-    """Return the report; it is YAML itself, and running it is running the experiment.
+def dry_run(experiment: Experiment, *, address: str | None, storage: str, with_reset: bool, elsewhere: bool) -> int:
+    """Check everything and print all faults, those of this machine last, or else the report; return the exit code.
+
+    Args:
+        elsewhere: leave out what only this machine may lack.
+    """
+    faults = Faults(experiment.source, elsewhere=elsewhere)
+    told: set[str] = set()
+
+    def tell() -> None:
+        for line in faults.lines:
+            if line not in told:
+                told.add(line)
+                typer.echo(line, err=True)
+
+    config = check_quickly(experiment, faults)
+    tell()  # the libraries take seconds to load
+    address = None if elsewhere else _check_surroundings(experiment, address, storage, faults)
+    prepare_driver(address)
+    found: list[str] = []
+    checked = check_fully(experiment, config, faults, allow_lookup=False, asks_vllm=True)
+    tell()
+    if checked is not None:
+        with temporary_folder(has_own_ray=True):
+            try:
+                found = _look_ahead(checked, faults, address=address, with_reset=with_reset)
+            except ConfigError:
+                if not faults.lines:  # else options do not go together, which has been told
+                    raise
+        tell()
+    if faults.machine:
+        typer.echo("\n".join([MACHINE, *(f"  {line}" for line in faults.machine)]), err=True)
+    if checked is not None and not faults.exit_code:
+        unchecked = [f"not checked: {what}" for what in dict.fromkeys(faults.unchecked)]
+        typer.echo(report(checked, [*found, *unchecked]), nl=False)
+    return faults.exit_code
+
+
+def _check_surroundings(experiment: Experiment, address: str | None, storage: str, faults: Faults) -> str | None:
+    """Try storage and cluster; return the address if the cluster answers."""
+    try:
+        check_storage(storage, experiment.name)
+    except ConfigError as error:
+        faults.add_machine(None, error)
+    try:
+        if address and address != "auto":
+            probe(address)
+    except ConfigError as error:
+        faults.add_machine(None, error)
+        return None
+    return address
+
+
+# --- what training would meet ---
+
+
+def _look_ahead(checked: Checked, faults: Faults, *, address: str | None, with_reset: bool) -> list[str]:
+    """Return lines on sampler and environments; find what would make training fail once it had begun."""
+    lines: list[str] = []
+    if address:
+        faults.unchecked.append(f"whether the cluster at {address} has room for a trial")
+    elif faults.is_elsewhere:
+        faults.unchecked.append("whether a machine has room for a trial, and takes its results (--elsewhere)")
+    else:
+        try:
+            check_this_machine([_gpu_bundles(config) for config in checked.configs])
+        except ConfigError as error:
+            faults.add_machine(None, error)
+    options = ("base_model", "weight_dtype", "engine", "engine_options", "max_model_len", "num_gpus_per_env_runner")
+    for config in _distinct(checked.configs, options):
+        model = resolve_base_model(config.base_model, allow_lookup=False)
+        if not Path(model).is_dir():
+            what = "prompts, max_model_len and the key-value cache"
+            faults.unchecked.append(f"{model}, which is not on this machine: {what}")
+        elif config.num_env_runners and config.engine == "vllm":
+            if not faults.suspects & {"engine_options", "max_model_len"}:
+                lines += _look_at_vllm(config, str(model), faults, is_joined=address is not None)
+        elif config.num_env_runners:
+            faults.unchecked.append(f"the engine {config.engine}")
+    if not with_reset or faults.lacks_environment:
+        why = "" if with_reset else " (--no-reset)"
+        faults.unchecked.append(f"the environments' reset{why}, and what it starts: browsers, Java, games")
+    elif checked.config["env"] is not None and not faults.suspects & {"env", "env_config"}:
+        for config in _distinct(checked.configs, ("base_model", "chat_template", "env_config", "max_model_len")):
+            if Path(resolve_base_model(config.base_model, allow_lookup=False)).is_dir():
+                lines += _look_at_prompts(config, faults)
+    if checked.config.get("data") is not None:
+        faults.unchecked.append("data")
+    return list(dict.fromkeys(lines))
+
+
+def _gpu_bundles(config: Any) -> list[dict[str, float]]:
+    """Return the GPUs of a trial's processes; Tune's own request wants options without any fault."""
+    runners = [{"GPU": config.num_gpus_per_env_runner}] * config.num_env_runners
+    return runners + [{"GPU": config.num_gpus_per_learner}] * max(1, config.num_learners)
+
+
+def _distinct(configs: list[Any], names: tuple[str, ...]) -> list[Any]:
+    """Return configurations of a sweep that differ in these options."""
+    return list({repr([getattr(config, name) for name in names]): config for config in configs}.values())
+
+
+def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -> list[str]:
+    """Ask vLLM whether it takes a model with these options, and whether its cache fits; no weights are loaded."""
+    try:
+        with quiet():
+            from rllm_gym.rollout.engines.vllm import EngineArgs
+
+            args = EngineArgs(
+                model=model,
+                dtype=config.weight_dtype,
+                max_model_len=config.max_model_len,
+                skip_tokenizer_init=True,
+                **config.engine_options,
+            )
+            args.create_model_config()
+    except ValueError as error:
+        text = one_line(error).partition("Value error, ")[2].partition(" [type=")[0] or one_line(error)
+        faults.add_between(("config", "max_model_len"), text, code=FAILED)
+        return []
+    has_gpu, compilers = config.num_gpus_per_env_runner > 0, (os.environ.get("CC"), "cc", "gcc", "clang")
+    if has_gpu and not any(name and shutil.which(name) for name in compilers):
+        text = "engine: vllm compiles for a GPU with a C compiler; got none. Install gcc, or set CC."
+        faults.add_machine(("config", "engine"), text, code=FAILED)
+    if has_gpu and gpu_bytes() is None:
+        faults.unchecked.append("the key-value cache, on GPUs that this machine does not have")
+        return []
+    cache = measure_cache(config, model)
+    if reason := room_fault(cache, config):
+        faults.add_between(("config", "engine_options"), reason, code=FAILED)
+    if not is_joined and (reason := memory_fault(cache, config)):
+        faults.add_machine(("config", "engine_options"), reason, code=FAILED)
+    return [describe_cache(cache, config)]
+
+
+def _look_at_prompts(config: Any, faults: Faults) -> list[str]:
+    lines = []
+    strangers = {agent_id for agent_id, opponent in config.opponent_specs.items() if opponent.kind != "self"}
+    for spec, found in zip(config.environments, first_prompts(config), strict=False):
+        if found.error is not None:
+            if found.is_machines:
+                faults.add_machine(("env",), f"{spec.name}: {found.error}", code=FAILED)
+            else:
+                faults.add_between(("env",), f"{spec.name}: {found.error}", code=FAILED)
+            continue
+        assert found.num_tokens is not None
+        try:
+            for agent_id in sorted(set(found.agents) - strangers):
+                config.policy_of(agent_id)
+        except ConfigError as error:
+            faults.add_between(("config", "policies"), str(error), code=FAILED)
+        if found.num_tokens + config.max_new_tokens > config.max_model_len:
+            text = (
+                f"a first prompt and one turn must fit in max_model_len = {config.max_model_len}; got "
+                f"{found.num_tokens} + {config.max_new_tokens} tokens of {spec.name}. Raise max_model_len or lower "
+                "max_new_tokens."
+            )
+            faults.add_between(("config", "max_model_len"), text, code=FAILED)
+        of_env = f" of {spec.name}" if len(config.environments) > 1 else ""
+        lines.append(f"first prompt{of_env}: {found.num_tokens:,} tokens")
+    return lines
+
+
+# --- the report ---
+
+
+def report(checked: Checked, found: Sequence[str] = ()) -> str:
+    """Return the resolved configuration; it is YAML itself, and running it is running the experiment.
 
     Args:
         found: more lines, for comments at its end.
@@ -124,12 +306,7 @@ def _range(low: int, high: int) -> str:
 def required_resources(checked: Checked) -> dict[str, float]:
     """Return the logical resources of the largest trial, for example {"CPU": 2, "GPU": 0}."""
     needed: dict[str, float] = {"CPU": 0, "GPU": 0}
-    for bundles in bundles_per_trial(checked):
+    for bundles in checked.bundles_per_trial():
         for name in {name for bundle in bundles for name in bundle}:
             needed[name] = max(needed.get(name, 0), sum(bundle.get(name, 0) for bundle in bundles))
     return needed
-
-
-def bundles_per_trial(checked: Checked) -> list[list[dict[str, float]]]:
-    """Return each candidate configuration's resource bundles, as Tune will ask Ray for them."""
-    return [checked.algorithm.default_resource_request(written).bundles for written in checked.combinations]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rllm_gym.errors import MachineError
+
 RESET_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0  # imports and the tokenizer, before the first reset
 
@@ -23,11 +25,13 @@ class FirstPrompt:
         num_tokens: of the prompt, the longest one where several agents act; None where it failed.
         agents: who acts, sooner or later.
         error: why it failed.
+        is_machines: whether it failed for something that this machine lacks.
     """
 
     num_tokens: int | None = None
     agents: tuple[str, ...] = ()
     error: str | None = None
+    is_machines: bool = False
 
 
 def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> Iterator[FirstPrompt]:
@@ -85,8 +89,8 @@ def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Co
         for spec in environments:
             connection.send(_first_prompt(make_token_env(spec, chat), settings))
     except Exception as error:  # an environment may raise anything
-        text = " ".join(str(error).split())
-        connection.send(FirstPrompt(error=f"{type(error).__name__}: {text}"))
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        connection.send(FirstPrompt(error=text, is_machines=isinstance(error, MachineError)))
 
 
 def _first_prompt(env: Any, settings: dict[str, Any]) -> FirstPrompt:

@@ -19,8 +19,7 @@ from rich.console import Console
 from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, newest_intact_checkpoint, read_results, write_origin
 from rllm_gym.cli.common import FAILED
 from rllm_gym.cli.ray_session import ray_session
-from rllm_gym.cli.train.check import Checked
-from rllm_gym.cli.train.dry_run import bundles_per_trial
+from rllm_gym.cli.train.check import Checked, flat_keys
 from rllm_gym.cli.train.loggers import make_services
 from rllm_gym.cli.train.memory_meter import MemoryMeter
 from rllm_gym.cli.train.progress import ProgressReporter
@@ -28,7 +27,6 @@ from rllm_gym.cli.train.results import CheckpointSync, result_writers
 from rllm_gym.cli.train.storage import is_remote
 from rllm_gym.cli.train.summary import SUMMARY, draw_curve, write_summary
 from rllm_gym.cli.train.sweeps import make_scheduler, num_trials, to_tune
-from rllm_gym.cli.train.written import flat_keys
 from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15
@@ -135,7 +133,7 @@ def train(
     memory = MemoryMeter()
     services = make_services(experiment.loggers, experiment.name)
     say(f"{experiment.name}: starting Ray" if address is None else f"{experiment.name}: joining Ray at {address}")
-    with ray_session(address, bundles_per_trial(checked), verbose=verbose, on_sampling=reporter.on_sampling):
+    with ray_session(address, checked.bundles_per_trial(), verbose=verbose, on_sampling=reporter.on_sampling):
         source = checked.config["env"] or checked.config.get("data")
         reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {storage}/{experiment.name}")
         if not is_remote(storage) and checked.configs[0].save_trajectories:

@@ -1,25 +1,26 @@
-"""Checks options that are passed on as they stand to vLLM, DeepSpeed and peft, which notice a fault late or never.
+"""Checks the options that vLLM, DeepSpeed and peft get as they are written, and at fault notice late or never.
 
-No list of their keys is kept here. vLLM and peft have dataclasses, whose fields are asked. DeepSpeed has pydantic
-models for some sections and none for the whole. Its `DeepSpeedConfig` reads a mapping: the keys that it looks for are
+No list of their keys is kept here. vLLM and peft have dataclasses with typed fields. DeepSpeed has pydantic models for
+some sections and none for the whole: its `DeepSpeedConfig` reads a mapping, so that the keys that it looks for are
 those that it knows, and building it with one of them says what is wrong inside.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
+import io
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from rllm_gym.cli.train.source import KeyPath, one_line
-from rllm_gym.cli.train.source_hints import dataclass_hints
 from rllm_gym.cli.train.sweeps import combinations
 from rllm_gym.errors import nearest
 from rllm_gym.options.values import type_fault
@@ -38,7 +39,7 @@ _DEEPSPEED_ELSEWHERE: dict[KeyPath, str] = {
 _DEEPSPEED_LEAST: dict[Any, Any] = {"train_micro_batch_size_per_gpu": 1}
 
 
-def passed_on_faults(option: str, value: Any) -> Iterator[Fault]:
+def library_faults(option: str, value: Any) -> Iterator[Fault]:
     """Yield what is wrong inside an option's mapping; every candidate of a sweep is looked at."""
     if option in _CHECKS and isinstance(value, dict):
         for options in combinations(value):
@@ -46,12 +47,40 @@ def passed_on_faults(option: str, value: Any) -> Iterator[Fault]:
 
 
 def _vllm_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:
-    if (vllm := find_spec("vllm")) is None or vllm.origin is None:  # LLMEnvRunner says what to install
-        return
-    # From its source, since importing it takes ten seconds.
-    hints = dataclass_hints(Path(vllm.origin).with_name("engine") / "arg_utils.py", "EngineArgs", options)
-    hints = {name: hint for name, hint in hints.items() if name not in VLLM_FIXED_OPTIONS}
+    with quiet():  # vLLM prints at its import
+        try:
+            from rllm_gym.rollout.engines.vllm import EngineArgs
+        except ImportError:  # LLMEnvRunner says what to install
+            return
+    fields = {field.name for field in dataclasses.fields(EngineArgs)} - VLLM_FIXED_OPTIONS
+    hints = {name: _plain_hint(EngineArgs, name) if name in options else Any for name in fields}
     yield from _faults_by_hints(option, options, hints, {(name,): "the sampler sets it" for name in VLLM_FIXED_OPTIONS})
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what a library prints."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def _plain_hint(cls: type, name: str) -> Any:
+    """Return the type of a dataclass's field where YAML can express it in full, or else `Any`."""
+    holder = type(name, (), {"__annotations__": {name: cls.__annotations__[name]}, "__module__": cls.__module__})
+    try:
+        hint = typing.get_type_hints(holder)[name]
+    except NameError:  # imported for type checkers only
+        return Any
+    return hint if _is_plain(hint) else Any
+
+
+def _is_plain(hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return True
+    if origin in (list, dict, set, tuple, typing.Union, types.UnionType):
+        return all(map(_is_plain, arguments))
+    return hint in (bool, int, float, str, types.NoneType)
 
 
 def _lora_faults(option: str, options: Mapping[str, Any]) -> Iterator[Fault]:

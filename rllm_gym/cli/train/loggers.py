@@ -47,23 +47,35 @@ def named(entry: Any) -> tuple[Any, Any]:
     return entry, {}
 
 
+def logger_option_fault(loggers: Sequence[Any]) -> str | None:
+    """Return which option a service's callback of Tune does not take."""
+    for name, options in map(named, loggers):
+        if name not in SERVICES or not options:
+            continue
+        known = inspect.signature(_import_callback(name)).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        for option in options:
+            if option not in known and not takes_all:
+                hint = f"Did you mean {nearest(option, known)!r}?"
+                return f"loggers: {name} takes {', '.join(known)}; got {option!r}. {hint}"
+    return None
+
+
 def make_services(loggers: Sequence[Any], run: str) -> list[Any]:
     """Return Tune's callbacks for the services among the loggers; each calls the run by its name unless told otherwise.
 
     Raises:
         ConfigError: an option that a service's callback does not take.
     """
-    callbacks = []
-    for name, options in map(named, loggers):
-        if name not in SERVICES:
-            continue
-        module, _, class_name = SERVICES[name][0].partition(":")
-        callback: Callable[..., Any] = getattr(importlib.import_module(module), class_name)
-        known = inspect.signature(callback).parameters
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-        for option in options:
-            if option not in known and not takes_all:
-                hint = f"Did you mean {nearest(option, known)!r}?"
-                raise ConfigError(f"loggers: {name} takes {', '.join(known)}; got {option!r}. {hint}")
-        callbacks.append(callback(**{SERVICES[name][2]: run, **options}))
-    return callbacks
+    if reason := logger_option_fault(loggers):
+        raise ConfigError(reason)
+    return [
+        _import_callback(name)(**{SERVICES[name][2]: run, **options})
+        for name, options in map(named, loggers)
+        if name in SERVICES
+    ]
+
+
+def _import_callback(name: str) -> Callable[..., Any]:
+    module, _, class_name = SERVICES[name][0].partition(":")
+    return getattr(importlib.import_module(module), class_name)

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rllm_gym.errors import ConfigError
+
+class Cache(NamedTuple):
+    """The key-value cache of one sampler; `keeps_every_token` in every layer, so that a token's size is exact."""
+
+    num_bytes: int
+    bytes_per_token: int
+    keeps_every_token: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_bytes // self.bytes_per_token
 
 
 def machine_bytes() -> int:
@@ -24,40 +34,48 @@ def gpu_bytes() -> int | None:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
-def describe_cache(config: Any, model: str, *, is_joined: bool) -> str:
-    """Return a line on how many tokens and episodes the cache holds.
+def measure_cache(config: Any, model: str) -> Cache:
+    """Return the size of a sampler's cache.
 
     Args:
         model: a folder.
-        is_joined: the samplers run on a cluster, of whose memory nothing is known.
-
-    Raises:
-        ConfigError: it cannot hold one episode of `max_model_len`, or the machine cannot hold the caches.
     """
     from transformers import AutoConfig
 
     hf = AutoConfig.from_pretrained(model, trust_remote_code=config.engine_options.get("trust_remote_code", False))
     hf = hf.get_text_config()
-    per_token = _bytes_per_token(hf, config)
-    gpu = gpu_bytes()
-    cache = config.engine_options.get("kv_cache_memory_bytes")
-    if cache is None:
-        cache = _default_cache(config, model, gpu)
-    num_tokens = int(cache // per_token)
-    episodes = num_tokens / config.max_model_len
-    if num_tokens < config.max_model_len and _keeps_every_token(hf):
-        raise ConfigError(
-            f"engine_options: the key-value cache must hold an episode of max_model_len {config.max_model_len}, "
-            f"{_gib(config.max_model_len * per_token)}; got {_gib(cache)} for {num_tokens:,} tokens. Raise "
-            "kv_cache_memory_bytes or gpu_memory_utilization, or lower max_model_len."
-        )
-    total = cache * config.num_env_runners
-    if gpu is None and not is_joined and total > machine_bytes():
-        raise ConfigError(
-            f"engine_options: this machine must hold the key-value caches; got {config.num_env_runners} of "
-            f"{_gib(cache)}, and it has {_gib(machine_bytes())}. Lower kv_cache_memory_bytes or num_env_runners."
-        )
-    return f"key-value cache: {_gib(cache)} for {num_tokens:,} tokens, {episodes:,.1f} episodes of max_model_len"
+    num_bytes = config.engine_options.get("kv_cache_memory_bytes")
+    if num_bytes is None:
+        num_bytes = _default_cache(config, model, gpu_bytes())
+    return Cache(int(num_bytes), _bytes_per_token(hf, config), _keeps_every_token(hf))
+
+
+def room_fault(cache: Cache, config: Any) -> str | None:
+    """Return why a cache cannot hold one episode of `max_model_len`."""
+    if cache.num_tokens >= config.max_model_len or not cache.keeps_every_token:
+        return None
+    return (
+        f"engine_options: the key-value cache must hold an episode of max_model_len {config.max_model_len}, "
+        f"{_gib(config.max_model_len * cache.bytes_per_token)}; got {_gib(cache.num_bytes)} for {cache.num_tokens:,} "
+        "tokens. Raise kv_cache_memory_bytes or gpu_memory_utilization, or lower max_model_len."
+    )
+
+
+def memory_fault(cache: Cache, config: Any) -> str | None:
+    """Return why this machine cannot hold the caches of all samplers; on a GPU vLLM takes what is left."""
+    if gpu_bytes() is not None or cache.num_bytes * config.num_env_runners <= machine_bytes():
+        return None
+    return (
+        f"engine_options: this machine must hold the key-value caches; got {config.num_env_runners} of "
+        f"{_gib(cache.num_bytes)}, and it has {_gib(machine_bytes())}. Lower kv_cache_memory_bytes or num_env_runners."
+    )
+
+
+def describe_cache(cache: Cache, config: Any) -> str:
+    """Return a line on how many tokens and episodes a cache holds."""
+    episodes = cache.num_tokens / config.max_model_len
+    size = _gib(cache.num_bytes)
+    return f"key-value cache: {size} for {cache.num_tokens:,} tokens, {episodes:,.1f} episodes of max_model_len"
 
 
 def _bytes_per_token(hf: Any, config: Any) -> int:

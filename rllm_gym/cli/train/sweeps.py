@@ -60,22 +60,20 @@ def sampler_fault(kind: str, arguments: Any) -> str | None:
     return None
 
 
-def candidates(kind: str, arguments: list[Any]) -> list[Any]:
-    """Return the values that stand for a sampler when it is checked: all of a list, the ends of a range."""
+def list_candidates(value: Any) -> list[Any]:
+    """Return the values that an option is checked with: of a sampler's list all, of its range the ends, or its own."""
+    if not is_sampler(value):
+        return [value]
+    [(kind, arguments)] = value.items()
     if kind in LISTS:
         return list(arguments)
     low, high = arguments[:2]
     return [low, high - 1] if RANGES[kind][1] else [low, high]
 
 
-def values_of(value: Any) -> list[Any]:
-    """Return the values that an option may have: a sampler's candidates, or the one that is written."""
-    return candidates(*next(iter(value.items()))) if is_sampler(value) else [value]
-
-
 def combinations(config: dict[str, Any]) -> list[dict[str, Any]]:
     """Return configurations without samplers that cover every candidate: all combinations; of very many, each value."""
-    found = [(path, candidates(kind, arguments)) for path, kind, arguments in find_samplers(config)]
+    found = [(path, list_candidates({kind: arguments})) for path, kind, arguments in find_samplers(config)]
     if math.prod(len(values) for _, values in found) <= MAX_COMBINATIONS:
         chosen = list(itertools.product(*(values for _, values in found)))
     else:

@@ -1,4 +1,4 @@
-"""A dry run says what training would meet: first prompt, cache, machine; neither Ray nor an engine starts."""
+"""A dry run finds what training would meet: first prompt, cache, machine; neither Ray nor an engine starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from rllm_gym.cli.main import make_rllib_app
-from rllm_gym.cli.train import first_prompt, preview, sampler_memory
+from rllm_gym.cli.train import check, first_prompt, sampler_memory
+from rllm_gym.cli.train import dry_run as dry
+from rllm_gym.errors import MachineError
 from rllm_gym.rollout.environments import EnvironmentSpec
 
 app = make_rllib_app()
@@ -75,6 +77,14 @@ def fault(result: Result, tmp_path: Path) -> str:
     return line.removeprefix(f"{tmp_path}/")
 
 
+def lack(result: Result, tmp_path: Path, *, code: int = 1) -> str:
+    """Return the one thing that this machine lacks, where nothing else is wrong."""
+    assert (result.exit_code, result.stdout) == (code, ""), result.output
+    heading, line = result.stderr.splitlines()
+    assert heading == "what this machine lacks (--elsewhere leaves it out):"
+    return line.removeprefix("  ").removeprefix(f"{tmp_path}/")
+
+
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
@@ -89,7 +99,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[first_prompt.FirstPrompt]:
     """What the environments' resets come to, without a process."""
     found = [first_prompt.FirstPrompt(num_tokens=300)]
-    monkeypatch.setattr(preview, "first_prompts", lambda config: iter(found))
+    monkeypatch.setattr(dry, "first_prompts", lambda config: iter(found))
     return found
 
 
@@ -198,16 +208,19 @@ def test_caches_beyond_the_machines_memory_are_said(
 ) -> None:
     monkeypatch.setattr(sampler_memory, "machine_bytes", lambda: 3 * 2**30)
     assert dry_run(tmp_path, EXPERIMENT + "    num_env_runners: 3\n").exit_code == 0
-    assert "must hold the key-value caches; got 4 of 1.00 GiB, and it has 3.00 GiB." in fault(
-        dry_run(tmp_path, EXPERIMENT + "    num_env_runners: 4\n"), tmp_path
+    many = EXPERIMENT + "    num_env_runners: 4\n"
+    assert "must hold the key-value caches; got 4 of 1.00 GiB, and it has 3.00 GiB." in lack(
+        dry_run(tmp_path, many), tmp_path
     )
+    assert dry_run(tmp_path, many, "--elsewhere").exit_code == 0
 
 
 def test_on_a_gpu_the_cache_is_what_the_weights_leave(
     tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = sum(p.numel() for p in _tiny().parameters()) * 4
-    monkeypatch.setattr(sampler_memory, "gpu_bytes", lambda: 2 * (weights + 2**22))
+    for module in (sampler_memory, dry):
+        monkeypatch.setattr(module, "gpu_bytes", lambda: 2 * (weights + 2**22))
     shared = EXPERIMENT + "    engine_options: {gpu_memory_utilization: 0.5}\n"
     assert "0.00 GiB for 1,024 tokens, 1.0 episodes" in dry_run(tmp_path, shared).stdout
     assert "must hold an episode" in fault(dry_run(tmp_path, shared.replace("0.5", "0.49")), tmp_path)
@@ -223,17 +236,97 @@ def test_a_gpu_too_many_is_refused_as_training_refuses_it(
     tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    result = dry_run(tmp_path, EXPERIMENT + "    num_gpus_per_env_runner: 1\n")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("ray: a trial must fit this machine; it asks for 1 GPUs, and there are 0.")
+    text = EXPERIMENT + "    num_gpus_per_env_runner: 1\n"
+    assert lack(dry_run(tmp_path, text), tmp_path, code=2).startswith(
+        "ray: a trial must fit this machine; it asks for 1 GPUs, and there are 0."
+    )
 
 
 def test_a_gpu_needs_a_compiler(tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(preview.shutil, "which", lambda name: None)
-    line = fault(dry_run(tmp_path, EXPERIMENT + "    num_gpus_per_env_runner: 1\n"), tmp_path)
+    monkeypatch.setattr(dry.shutil, "which", lambda name: None)
+    line = lack(dry_run(tmp_path, EXPERIMENT + "    num_gpus_per_env_runner: 1\n"), tmp_path)
     assert line.endswith("engine: vllm compiles for a GPU with a C compiler; got none. Install gcc, or set CC.")
+
+
+ALL_WRONG = """\
+quick:
+  run: GRPO
+  env: rllm_gym/TextCraft-v0
+  stop: {training_iterations: 3}
+  config:
+    env_config: {depth: 1}
+    groups_per_step: 0
+    group_size: 1
+    temperature: 0
+    lora: {r: many}
+    engine_options: {enforce_eagr: true}
+    max_model_len: 1024
+    num_gpus_per_learner: 8
+"""
+
+
+def test_all_faults_are_named_and_those_of_the_machine_last(
+    tmp_path: Path, prompts: list[first_prompt.FirstPrompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    prompts[0] = first_prompt.FirstPrompt(num_tokens=1000)
+    result = dry_run(tmp_path, ALL_WRONG)
+    assert (result.exit_code, result.stdout) == (2, "")
+    *found, heading, lacking = (line.removeprefix(f"{tmp_path}/") for line in result.stderr.splitlines())
+    expected = {
+        "x.yaml:4": "did you mean 'training_iteration'?",
+        "x.yaml:7": "config.groups_per_step must be a whole number of at least 1; got 0.",
+        "x.yaml:8": "group_size must be at least 2",
+        "x.yaml:9": "training needs temperature above 0",
+        "x.yaml:10": "config.lora.r must be a whole number",
+        "x.yaml:11": "unknown key 'enforce_eagr'",
+        "x.yaml:12": "a first prompt and one turn must fit in max_model_len = 1024; got 1000 + 64 tokens",
+    }
+    assert [line.partition(": ")[0] for line in found] == [*expected]
+    assert all(text in line for text, line in zip(expected.values(), found, strict=True))
+    assert heading.startswith("what this machine lacks")
+    assert lacking.startswith("  ray: a trial must fit this machine; it asks for 8 GPUs, and there are 0.")
+    assert dry_run(tmp_path, ALL_WRONG, "--elsewhere").stderr.splitlines() == result.stderr.splitlines()[:-2]
+
+
+def test_an_option_at_fault_brings_no_other_fault_with_it(tmp_path: Path, prompts: object) -> None:
+    text = EXPERIMENT + "    screening_size: 12\n    group_siz: 16\n"  # with 8, the default, 12 would be too much
+    result = dry_run(tmp_path, text)
+    [line] = result.stderr.splitlines()
+    assert "unknown key 'group_siz'" in line
+
+
+def test_a_file_for_another_machine_is_checked_without_what_this_one_lacks(
+    tmp_path: Path, prompts: list[first_prompt.FirstPrompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    prompts[0] = first_prompt.FirstPrompt(error="MachineError: Web environments need a Chromium", is_machines=True)
+    text = EXPERIMENT + "    num_gpus_per_env_runner: 1\n"
+    here = dry_run(tmp_path, text)
+    assert here.exit_code == 2 and "8 GPUs" not in here.stderr and "1 GPUs" in here.stderr
+    done = dry_run(tmp_path, text, "--elsewhere")
+    assert (done.exit_code, done.stderr) == (0, "")
+    comments = [line for line in done.stdout.splitlines() if line.startswith("# not checked: ")]
+    assert [line.removeprefix("# not checked: ").removeprefix(f"{tmp_path}/") for line in comments] == [
+        "whether a machine has room for a trial, and takes its results (--elsewhere)",
+        "the key-value cache, on GPUs that this machine does not have",
+        "x.yaml:3: TextCraft-v0: MachineError: Web environments need a Chromium",
+    ]
+    prompts[0] = first_prompt.FirstPrompt(error="EnvError: broken")
+    assert dry_run(tmp_path, text, "--elsewhere").exit_code == 1
+
+
+def test_a_package_that_is_not_here_is_lacking_and_not_wrong(
+    tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(spec: object) -> None:
+        raise MachineError("SciWorld-v0 needs the py4j package: pip install py4j.")
+
+    monkeypatch.setattr(check, "make_text_env", missing)
+    assert lack(dry_run(tmp_path, EXPERIMENT), tmp_path, code=2).startswith("x.yaml:3: SciWorld-v0 needs the py4j")
+    assert "# not checked: " in dry_run(tmp_path, EXPERIMENT, "--elsewhere").stdout
 
 
 def test_what_cannot_be_known_here_is_listed(tmp_path: Path, prompts: object) -> None:
@@ -250,5 +343,9 @@ def test_no_reset_without_a_dry_run_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", "file", str(tmp_path / "x.yaml"), "--no-reset"])
     assert (result.exit_code, result.stderr) == (
         2, "--no-reset: goes with --dry-run; training has to reset the environments. Leave it out.\n",
+    )  # fmt: skip
+    result = CliRunner().invoke(app, ["train", "file", str(tmp_path / "x.yaml"), "--elsewhere"])
+    assert (result.exit_code, result.stderr) == (
+        2, "--elsewhere: goes with --dry-run; training needs this machine. Leave it out.\n",
     )  # fmt: skip
     assert os.listdir(tmp_path) == ["x.yaml"]

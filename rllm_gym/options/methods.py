@@ -1,14 +1,23 @@
-"""The options of each method."""
+"""The methods, and the options of each."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 from typing_extensions import Doc
 
-from rllm_gym.options.bounds import Count, CountOrZero, Finite, Fraction, NonNegative, Positive
-from rllm_gym.options.every_method import CommonOptions
+from rllm_gym.callbacks.opponent_pool import Opponent, opponents_of
+from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.options.common import CommonOptions
+from rllm_gym.options.table import faults_raised_by
+from rllm_gym.options.types import Count, CountOrZero, Finite, Fraction, NonNegative, Positive
+
+EXPERT = "expert"  # the `data` that an environment's own expert plays
+SAMPLE = "sample"  # the `data` of DPO that the policy itself plays
+CRITIC_SUFFIX = "_critic"
+CENTRALISED_CRITIC = "centralised_critic"
 
 
 class PolicyGradientOptions(CommonOptions):
@@ -153,6 +162,79 @@ class PolicyGradientOptions(CommonOptions):
         ),
     ] = 0
 
+    _needs_group = False  # with an underscore: RLlib takes attributes without one for options
+
+    @property
+    def opponent_specs(self) -> dict[str, Opponent]:
+        return opponents_of(self.opponents)
+
+    @property
+    def is_kl_in_reward(self) -> bool:
+        return self.kl_coeff > 0 and self.kl_in == "reward"
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        who = self.who
+        if self._needs_group and self.group_size < 2:
+            yield (
+                f"{who}: group_size must be at least 2, since one episode has no group mean; got {self.group_size}. "
+                "Set .env_runners(group_size=...)."
+            )
+        if self.task_sampling == "difficulty" and self.group_size < 2:
+            yield (
+                f"{who}: task_sampling: difficulty compares the episodes of a task, so that group_size must be at "
+                f"least 2; got {self.group_size}. Raise it, or set task_sampling: uniform."
+            )
+        if self.screening_size is not None and not self._needs_group:
+            yield (
+                f"{who}: screening_size stops groups from which a comparison within them would learn nothing, and "
+                f"nothing is compared within a group here; got {self.screening_size}. Leave it out."
+            )
+        elif self.screening_size is not None and self.screening_size >= self.group_size:
+            yield (
+                f"{who}: screening_size must be below group_size, or no episode is left to play after; got "
+                f"{self.screening_size} of {self.group_size}. Lower it, or leave it out."
+            )
+        if self.kl_target is not None and 0 in (self.kl_target, self.kl_coeff):
+            yield (
+                f"{who}: kl_target and the kl_coeff to begin with must be above 0; got {self.kl_target} and "
+                f"{self.kl_coeff}. Set both, or kl_target: null for a fixed coefficient."
+            )
+        if self.temperature == 0:
+            yield f"{who}: training needs temperature above 0, or a group's episodes are all the same; got 0."
+        if (self.top_p, self.top_k) != (1, 0):
+            yield (
+                f"{who}: top_p and top_k must be off (1.0 and 0) in training, or the sampler's log-probabilities are "
+                f"of another distribution than the trainer's; got {self.top_p} and {self.top_k}. Leave them out."
+            )
+        if self.importance_correction != "off" and self.old_logp != "recompute":
+            yield (
+                f"{who}: importance_correction: {self.importance_correction} compares the trainer's old "
+                "log-probabilities with the sampler's; got old_logp: rollout. Set old_logp: recompute."
+            )
+        if self.importance_correction == "off" and self.importance_veto is not None:
+            yield f"{who}: importance_veto goes with an importance_correction; got off. Set token or sequence."
+        if self.ratio_level == "sequence" and self.loss_average in ("tokens", "constant"):
+            yield (
+                f"{who}: ratio_level: sequence needs loss_average: sequences or episodes, for every token carries its "
+                f"sequence's loss; got {self.loss_average}. Set it, or preset: gspo."
+            )
+        yield from self._opponent_faults()
+
+    def _opponent_faults(self) -> Iterator[str]:
+        if unreadable := faults_raised_by(lambda: self.opponent_specs):
+            yield from unreadable
+            return
+        for agent_id, opponent in self.opponent_specs.items():
+            if opponent.kind != "self" and (name := opponent.module_of(agent_id)) in self.policy_ids:
+                yield f"{self.who}: no policy may have the name of an opponent; got {name!r}. Rename it."
+        pools = [agent_id for agent_id, opponent in self.opponent_specs.items() if opponent.kind == "pool"]
+        if self.staleness and pools:
+            yield (
+                f"{self.who}: staleness must be 0 where opponents come from a pool, which would change under episodes "
+                f"that go on; got {self.staleness}, and a pool for {pools[0]}."
+            )
+
 
 class GroupRelativeOptions(PolicyGradientOptions):
     """Options of the methods that compare the episodes of a group."""
@@ -175,6 +257,41 @@ class GroupRelativeOptions(PolicyGradientOptions):
         Doc("discount per turn of the returns that turns are compared by (`advantage: agent_turn`, `step_weight`)."),
     ] = 0.95
 
+    @property
+    def _needs_group(self) -> bool:  # type: ignore[override]
+        return self.advantage != "role"
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if self.advantage == "joint" and self.is_kl_in_reward:
+            yield (
+                f"{self.who}: advantage: joint compares what a team has earned, in which the KL to one policy's "
+                "reference has no place; got kl_in: reward. Set kl_in: loss."
+            )
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Shao et al. 2024, arXiv:2402.03300, eq. 3 and section 4.2 (the KL's weight); the clip range is PPO's.
+    "grpo": {"normalize_std": True, "loss_average": "sequences", "clip_low": 0.2, "clip_high": 0.2}
+    | {"kl_coeff": 0.04, "kl_kind": "k3", "kl_in": "loss"},
+    # Liu et al. 2025, arXiv:2503.20783, section 3: neither of the two divisions that favour long wrong answers and easy
+    # tasks; the clip range is PPO's. The constant is what an episode can sample, as in the authors' code.
+    "dr_grpo": {"normalize_std": False, "loss_average": "constant", "clip_high": 0.2},
+    # Yu et al. 2025, arXiv:2503.14476, section 4.1: a buffer of 4,096 of 20,480 tokens, no KL; 3.4: overlong episodes
+    # are filtered. Groups by success and 10 rounds in all are verl's recipe's (filter_groups.metric: acc,
+    # max_num_gen_batches: 10).
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "loss_average": "tokens", "overlong_buffer": 0.2, "kl_coeff": 0.0}
+    | {"overlong_filter": True, "filter_groups": "success", "max_refill_rounds": 9},
+    # Zheng et al. 2025, arXiv:2507.18071, section 5.1: the clip range of its eq. 5, four minibatches. The range is far
+    # below what sampler and trainer differ by in 16 bits, so the trainer computes the old log-probabilities.
+    "gspo": {"ratio_level": "sequence", "loss_average": "sequences", "clip_low": 3e-4, "clip_high": 4e-4}
+    | {"old_logp": "recompute", "num_minibatches": 4},
+    # Feng et al. 2025, arXiv:2505.10978: omega 1, gamma 0.95; KL 0.01 (low_var_kl), the penalty for invalid actions and
+    # the division by the standard deviation are their ALFWorld script's (verl-agent), the clip range is verl's default.
+    "gigpo": {"step_weight": 1.0, "step_gamma": 0.95, "clip_high": 0.2, "normalize_std": True}
+    | {"kl_coeff": 0.01, "kl_kind": "low_variance", "kl_in": "loss", "invalid_action_penalty": 0.1},
+}
+
 
 class GRPOOptions(GroupRelativeOptions):
     """GRPO's own options."""
@@ -195,9 +312,31 @@ class GRPOOptions(GroupRelativeOptions):
         Literal["grpo", "dr_grpo", "dapo", "gspo", "gigpo"] | None,
         Doc(
             "sets the options of GRPO as published, or of a method that grew from it (see `PRESETS` in "
-            "`algorithms/grpo.py`); options given beside it win."
+            "`rllm_gym/options/methods.py`); options given beside it win."
         ),
     ] = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "preset" and value is not None:
+            if value not in PRESETS:
+                raise ConfigError(
+                    f"{self.who}: no preset has this name; got {value!r}. Did you mean {nearest(value, PRESETS)!r}?"
+                )
+            for option, preset_value in PRESETS[value].items():
+                setattr(self, option, preset_value)
+
+    def in_order(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        # The preset first, wherever it stands, so that the options beside it win.
+        return dict(sorted(options.items(), key=lambda item: item[0] != "preset"))
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if self.step_weight > 0 and self.advantage != "agent":
+            yield (
+                f"{self.who}: step_weight adds to the advantage of whole episodes, agent by agent; got advantage: "
+                f"{self.advantage}. Set advantage: agent, or step_weight: 0."
+            )
 
 
 class PPOOptions(PolicyGradientOptions):
@@ -245,6 +384,30 @@ class PPOOptions(PolicyGradientOptions):
         Positive | None, Doc("how far a value may move from the one before the update; null does not clip.")
     ] = 0.2
 
+    def critic_of(self, policy_id: str) -> str:
+        """Return the module that values a policy's tokens."""
+        return {"separate": policy_id + CRITIC_SUFFIX, "centralised": CENTRALISED_CRITIC}.get(self.critic, policy_id)
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if self.critic == "shared" and self.critic_epochs != 1:
+            yield (
+                f"{self.who}: critic_epochs are the separate critic's; got {self.critic_epochs} with critic: shared. "
+                "Set num_epochs, which are both's, or critic: separate."
+            )
+        if self.critic == "centralised" and self.bootstrap == "truncated":
+            yield (
+                f"{self.who}: after the end of what all agents have written a centralised critic cannot tell whose "
+                "future it is to value; got bootstrap: truncated. Set bootstrap: never, or critic: separate."
+            )
+        for policy_id in self.policy_ids:
+            critic = self.critic_of(policy_id)
+            if critic != policy_id and critic in self.policy_ids:
+                yield (
+                    f"{self.who}: the critic of policy {policy_id!r} takes the id {critic!r}, which must not be a "
+                    "policy's. Rename that policy."
+                )
+
 
 class RLOOOptions(GroupRelativeOptions):
     """RLOO's defaults."""
@@ -259,6 +422,18 @@ class ReMaxOptions(PolicyGradientOptions):
     group_size = 1
     groups_per_step = 64
 
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if self.kl_in != "loss":
+            yield f"{self.who}: kl_in must be loss; got {self.kl_in!r}."
+        if self.staleness:
+            yield (
+                f"{self.who}: staleness must be 0, for greedy episodes are played when the sampled ones have ended; "
+                f"got {self.staleness}."
+            )
+        if self.has_named_policies:
+            yield f"{self.who}: environments of several agents have no one greedy episode to compare with."
+
 
 class ReinforcePPOptions(PolicyGradientOptions):
     """REINFORCE++'s own options."""
@@ -272,6 +447,18 @@ class ReinforcePPOptions(PolicyGradientOptions):
     group_size = 1
     groups_per_step = 64
     filter_groups = "off"  # what the batch is whitened over, all of it is trained on
+
+    @property
+    def _needs_group(self) -> bool:  # type: ignore[override]
+        return self.baseline == "group"
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if self.baseline == "group" and self.gamma != 1:
+            yield (
+                f"{self.who}: baseline: group compares whole episodes, whose returns are not discounted; got gamma: "
+                f"{self.gamma!r}. Set gamma: 1.0, or baseline: none."
+            )
 
 
 class OfflineOptions(CommonOptions):
@@ -308,6 +495,34 @@ class OfflineOptions(CommonOptions):
     num_evaluation_samples: Annotated[Count, Doc("samples to compute that loss on.")] = 64
     samples_per_step: Annotated[Count, Doc("samples of a train step, in `num_minibatches` optimizer steps.")] = 32
 
+    _needs_data = True  # with an underscore: RLlib takes attributes without one for options
+
+    @property
+    def has_env_runners(self) -> bool:
+        return bool(self.env and self.evaluation_interval)
+
+    def data_sources(self) -> list[str]:
+        """Return what is read: paths, functions, or `expert`."""
+        return [source for source in (self.data, self.evaluation_data) if source is not None]
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        who = self.who
+        if self.has_named_policies:
+            yield (
+                f"{who}: one policy is trained, the default one; got {', '.join(sorted(self.policy_ids))}. Leave out "
+                "policies."
+            )
+        if self.num_minibatches > self.samples_per_step:
+            yield (
+                f"{who}: num_minibatches must be at most samples_per_step, {self.samples_per_step}; got "
+                f"{self.num_minibatches}. Lower it."
+            )
+        if self.data is None and self._needs_data:
+            yield f"{who}: data must be `expert` or a path; got none. Set it."
+        if EXPERT in self.data_sources() and not self.env:
+            yield f"{who}: data: expert needs an environment; got none. Set env, or give a path."
+
 
 class SFTOptions(OfflineOptions):
     """SFT's defaults."""
@@ -318,7 +533,8 @@ class SFTOptions(OfflineOptions):
 class DPOOptions(OfflineOptions):
     """DPO's own options. `data: sample` lets the initial policy play groups; samples are pairs."""
 
-    data = "sample"
+    data = SAMPLE
+    learns_from_its_trajectories = True
     pairs_within: Annotated[
         Literal["task", "group"],
         Doc(
@@ -339,11 +555,36 @@ class DPOOptions(OfflineOptions):
     ] = 0.0
     kind: Annotated[Literal["sigmoid", "ipo"], Doc("`sigmoid` (DPO) or `ipo`.")] = "sigmoid"
 
+    @property
+    def has_env_runners(self) -> bool:
+        return super().has_env_runners or self.data == SAMPLE
+
+    def data_sources(self) -> list[str]:
+        return [source for source in super().data_sources() if source != SAMPLE]
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        who = self.who
+        if self.observation_weight:
+            yield f"{who}: observation_weight must be 0; got {self.observation_weight!r}. Leave it out."
+        if EXPERT in self.data_sources():
+            yield f"{who}: data: must be pairs; got expert, who has no worse episodes. Set data: sample."
+        if self.data == SAMPLE:
+            for rule, holds in (
+                ("an environment; got none. Set env", bool(self.env)),
+                (f"group_size of at least 2; got {self.group_size}. Raise it", self.group_size >= 2),
+                ("save_trajectories: true, for a resumed run reads them; got false. Set it", self.save_trajectories),
+            ):
+                if not holds:
+                    yield f"{who}: data: sample needs {rule}, or give a path to pairs."
+
 
 class AgentEvolOptions(OfflineOptions):
     """AgentEvol's own options. A train step is a generation: it plays, keeps, and trains on what it kept."""
 
     needs_env = True
+    learns_from_its_trajectories = True
+    _needs_data = False
 
     lr = 1e-5
     groups_per_step = 64
@@ -370,14 +611,37 @@ class AgentEvolOptions(OfflineOptions):
         Doc("groups that are played between two writes to the trajectories. A killed run loses no more than those."),
     ] = 64
 
+    @property
+    def has_env_runners(self) -> bool:
+        return True
 
-TABLES = {
-    "GRPO": GRPOOptions,
-    "PPO": PPOOptions,
-    "RLOO": RLOOOptions,
-    "ReMax": ReMaxOptions,
-    "ReinforcePP": ReinforcePPOptions,
-    "SFT": SFTOptions,
-    "DPO": DPOOptions,
-    "AgentEvol": AgentEvolOptions,
+
+class Method(NamedTuple):
+    """A method that ships: the table of its options, and where its class is."""
+
+    table: type[CommonOptions]
+    path: str
+
+
+# By the name that `run` has.
+METHODS = {
+    "GRPO": Method(GRPOOptions, "rllm_gym.algorithms.grpo:GRPO"),
+    "PPO": Method(PPOOptions, "rllm_gym.algorithms.ppo:PPO"),
+    "RLOO": Method(RLOOOptions, "rllm_gym.algorithms.rloo:RLOO"),
+    "ReMax": Method(ReMaxOptions, "rllm_gym.algorithms.remax:ReMax"),
+    "ReinforcePP": Method(ReinforcePPOptions, "rllm_gym.algorithms.reinforce_pp:ReinforcePP"),
+    "SFT": Method(SFTOptions, "rllm_gym.algorithms.sft:SFT"),
+    "DPO": Method(DPOOptions, "rllm_gym.algorithms.dpo:DPO"),
+    "AgentEvol": Method(AgentEvolOptions, "rllm_gym.algorithms.agent_evol:AgentEvol"),
 }
+
+
+def find_method(name: str) -> Method:
+    """Return a method that ships.
+
+    Raises:
+        ConfigError: there is none of this name; names the nearest.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"run: no algorithm has this name; got {name!r}. Did you mean {nearest(name, METHODS)!r}?")
+    return METHODS[name]

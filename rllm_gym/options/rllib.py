@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 from typing_extensions import Doc, TypedDict
 
-from rllm_gym.options.bounds import Count, CountOrZero, NonNegative, Positive
+from rllm_gym.errors import nearest
+from rllm_gym.options.table import OptionTable
+from rllm_gym.options.types import Count, CountOrZero, NonNegative, Positive
 
 Callback = Callable | list[Callable] | None
 
@@ -37,7 +39,7 @@ class PolicyOptions(TypedDict, total=False):
     max_episode_steps: Count
 
 
-class RLlibOptions:
+class RLlibOptions(OptionTable):
     """RLlib's own options."""
 
     env: Annotated[Any, Doc("the environment: an id, a class, or a list of `{id, weight, env_config, name}`.")]
@@ -229,3 +231,19 @@ ALIASES = {
     "num_cpus_for_driver": "num_cpus_for_main_process",
     "num_workers": "num_env_runners",
 }
+
+
+def unused_option(name: str) -> str | None:
+    """Return what to use instead of an option of RLlib's that is not used here; None for any other name."""
+    if name not in UNUSED:
+        return None
+    return f"{name} is not used here; {UNUSED[name] or 'it does nothing. Leave it out'}."
+
+
+def unknown_option(name: str, options: Collection[str]) -> str | None:
+    """Return why an option is refused, or None where it is known."""
+    if name in options:
+        return None
+    if reason := unused_option(name):
+        return reason
+    return f"unknown key {name!r}; did you mean {nearest(name, options)!r}?"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 from typing_extensions import Doc, TypedDict
 
-from rllm_gym.options.bounds import Count, CountOrZero, Fraction, NonNegative, Positive
-from rllm_gym.options.from_rllib import RLlibOptions
-from rllm_gym.types import Engine
+from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
+from rllm_gym.callbacks.opponent_pool import Opponent
+from rllm_gym.errors import nearest
+from rllm_gym.options.rllib import RLlibOptions
+from rllm_gym.options.table import OptionTable, faults_raised_by
+from rllm_gym.options.types import Count, CountOrZero, Fraction, NonNegative, Positive
+from rllm_gym.rollout.engines import ONLY_PLAYS, check_engine
+from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
+from rllm_gym.types import DEFAULT_MODULE, Engine
 
 
-class ModelOptions:
+class ModelOptions(OptionTable):
     """The language model."""
 
     base_model: Annotated[str, Doc("`tiny` (the shipped model), a folder, or a Hugging Face name.")] = "tiny"
@@ -39,7 +45,7 @@ class ModelOptions:
     ] = None
 
 
-class SamplingOptions:
+class SamplingOptions(OptionTable):
     """How episodes are sampled."""
 
     engine: Annotated[
@@ -94,7 +100,7 @@ class SamplingOptions:
     ] = None
 
 
-class LearnerOptions:
+class LearnerOptions(OptionTable):
     """The DeepSpeed learners and their update."""
 
     tokens_per_micro_batch: Annotated[Count, Doc("tokens of one forward and backward pass, padding included.")] = 8192
@@ -160,7 +166,7 @@ class KeepOptions(TypedDict, total=False):
     share: Fraction
 
 
-class EvaluationOptions:
+class EvaluationOptions(OptionTable):
     """Evaluations and records."""
 
     evaluation_splits: Annotated[Sequence[str], Doc("splits of the environment to evaluate on.")] = ("eval",)
@@ -193,3 +199,59 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
     """Options of every method."""
 
     needs_env = True  # whether the method cannot do without an environment
+    trains = True  # False where a policy is only played
+    learns_from_its_trajectories = False  # so that all of them must stay
+
+    @property
+    def environments(self) -> list[EnvironmentSpec]:
+        """The run's environments; a task group's `env_index` counts them."""
+        return environments_of(self.env, self.env_config or {})
+
+    @property
+    def horizon_schedules(self) -> dict[str, Schedule]:
+        """The horizon of every train step, by the environment's name."""
+        return schedules_of(self.scaling_inter, self.max_episode_steps, [spec.name for spec in self.environments])
+
+    @property
+    def has_env_runners(self) -> bool:
+        """Whether anything is sampled."""
+        return True
+
+    @property
+    def opponent_specs(self) -> dict[str, Opponent]:
+        """Who plays each agent that is not the learner's."""
+        return {}
+
+    @property
+    def policy_ids(self) -> list[str]:
+        """The run's policies; RLlib's only one where none is named."""
+        named: Any = self.policies
+        return [DEFAULT_MODULE] if named is None or isinstance(named, str) else list(named)
+
+    @property
+    def has_named_policies(self) -> bool:
+        return self.policy_ids != [DEFAULT_MODULE]
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        yield from faults_raised_by(lambda: self.horizon_schedules)
+        if self.has_env_runners and self.num_env_runners < 1:
+            yield f"{self.who}: num_env_runners must be at least 1; got {self.num_env_runners}."
+        if self.trains and isinstance(self.engine, str) and self.engine in ONLY_PLAYS:
+            yield ONLY_PLAYS[self.engine]
+        else:
+            yield from faults_raised_by(lambda: check_engine(self.engine, self.engine_options))
+        if self.learns_from_its_trajectories and self.keep_episodes != "all":
+            yield f"{self.who}: keep_episodes must be all, for it learns from them; got {self.keep_episodes!r}."
+        overrides: Mapping[str, Any] = self.algorithm_config_overrides_per_module or {}
+        for policy_id in overrides:
+            if policy_id not in self.policy_ids:
+                yield (
+                    f"{self.who}: algorithm_config_overrides_per_module is for policies of the run; got {policy_id!r}. "
+                    f"Did you mean {nearest(policy_id, self.policy_ids)!r}?"
+                )
+        if self.max_new_tokens >= self.max_model_len:
+            yield (
+                f"{self.who}: max_new_tokens must be below max_model_len, which holds a whole episode; got "
+                f"{self.max_new_tokens} and {self.max_model_len}. Raise max_model_len."
+            )
