@@ -37,9 +37,6 @@ class AgentEvolConfig(OfflineConfig, AgentEvolOptions):
 
     num_recorded_samples_per_step = 0  # it samples
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or AgentEvol)
-
     @override(OfflineConfig)
     def get_default_learner_class(self) -> type[AgentEvolLearner]:
         return AgentEvolLearner
@@ -65,12 +62,8 @@ class AgentEvolLearner(OfflineLearner):
 class AgentEvol(OfflineAlgorithm):
     """Explores with the present policy, keeps what was rewarded, and imitates it beside the base data."""
 
+    config_class = AgentEvolConfig
     config: AgentEvolConfig
-
-    @classmethod
-    @override(OfflineAlgorithm)
-    def get_default_config(cls) -> AgentEvolConfig:
-        return AgentEvolConfig()
 
     @override(OfflineAlgorithm)
     def setup(self, config: AgentEvolConfig) -> None:

@@ -32,9 +32,6 @@ class DPOConfig(OfflineConfig, DPOOptions):
     turns, as in Song et al. 2024 (ETO), arXiv:2403.02502.
     """
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or DPO)
-
     @override(OfflineConfig)
     def get_default_learner_class(self) -> type[DPOLearner]:
         return DPOLearner
@@ -92,12 +89,8 @@ class DPOLearner(OfflineLearner):
 class DPO(OfflineAlgorithm):
     """Makes the better episode of each pair likelier than the worse one, against a frozen reference."""
 
+    config_class = DPOConfig
     config: DPOConfig
-
-    @classmethod
-    @override(OfflineAlgorithm)
-    def get_default_config(cls) -> DPOConfig:
-        return DPOConfig()
 
     @override(OfflineAlgorithm)
     def setup(self, config: DPOConfig) -> None:

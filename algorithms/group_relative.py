@@ -8,10 +8,9 @@ import torch
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import joint_advantage, role_advantage, turn_advantage
-from rllm_gym.algorithms.policy_config import PolicyGradientConfig
-from rllm_gym.algorithms.policy_gradient import PolicyGradient
+from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.options.methods import GroupRelativeOptions
-from rllm_gym.training.advantage_rows import Rollouts
+from rllm_gym.training.advantage_rows import AdvantageRows
 
 
 class GroupRelativeConfig(PolicyGradientConfig, GroupRelativeOptions):
@@ -33,35 +32,33 @@ class GroupRelative(PolicyGradient):
         super().setup(config)
 
     @override(PolicyGradient)
-    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
-        group_N, return_N = rollouts.group_N, self.returns(rollouts)
+    def advantage(self, rows: AdvantageRows) -> torch.Tensor:
+        group_N, return_N = rows.group_N, self.returns(rows)
         match self.config.advantage:
             case "agent":  # for a group holds the episodes of one role
                 return self.compare(return_N, group_N)
             case "joint":
-                return joint_advantage(return_N, rollouts.others_return_N, group_N, compare=self.compare)
+                return joint_advantage(return_N, rows.others_return_N, group_N, compare=self.compare)
             case "role":
                 advantage_N, self.role_baselines = role_advantage(
-                    return_N, self._roles(rollouts), self.role_baselines, decay=self.config.role_decay
+                    return_N, self._roles(rows), self.role_baselines, decay=self.config.role_decay
                 )
                 return advantage_N
-        reward_NU, mask_NU, gamma = self.turn_rewards(rollouts), rollouts.turn_mask_NU, self.config.step_gamma
+        reward_NU, mask_NU, gamma = self.turn_rewards(rows), rows.turn_mask_NU, self.config.step_gamma
         turn_NU = torch.arange(mask_NU.shape[1]).expand_as(mask_NU)
-        return rollouts.of_turns(
-            turn_advantage(reward_NU, turn_NU, mask_NU, group_N, gamma=gamma, compare=self.compare)
-        )
+        return rows.of_turns(turn_advantage(reward_NU, turn_NU, mask_NU, group_N, gamma=gamma, compare=self.compare))
 
-    def returns(self, rollouts: Rollouts) -> torch.Tensor:
+    def returns(self, rows: AdvantageRows) -> torch.Tensor:
         """Return what each row has earned, float64 [N]."""
-        return rollouts.return_N
+        return rows.return_N
 
-    def turn_rewards(self, rollouts: Rollouts) -> torch.Tensor:
+    def turn_rewards(self, rows: AdvantageRows) -> torch.Tensor:
         """Return the reward of each turn, float64 [N, U]; what `returns` adds stands at the last one."""
-        reward_NU, last_N = rollouts.turn_reward_NU, rollouts.turn_mask_NU.sum(1) - 1
-        return reward_NU.scatter_add(1, last_N[:, None], (self.returns(rollouts) - rollouts.return_N)[:, None])
+        reward_NU, last_N = rows.turn_reward_NU, rows.turn_mask_NU.sum(1) - 1
+        return reward_NU.scatter_add(1, last_N[:, None], (self.returns(rows) - rows.return_N)[:, None])
 
-    def _roles(self, rollouts: Rollouts) -> list[str]:
-        first = [row[0] for row in rollouts.rows]
+    def _roles(self, rows: AdvantageRows) -> list[str]:
+        first = [row[0] for row in rows.samples]
         games = [self.environments[self.sampled.tasks[sample.group].env_index].name for sample in first]
         return [f"{sample.module}/{game}/{sample.role}" for sample, game in zip(first, games, strict=True)]
 

@@ -8,7 +8,7 @@ from ray.rllib.utils.annotations import override
 from rllm_gym.algorithms.functional import group_relative_advantage, soft_overlong_penalty, step_group_advantage
 from rllm_gym.algorithms.group_relative import GroupRelative, GroupRelativeConfig
 from rllm_gym.options.methods import GRPOOptions
-from rllm_gym.training.advantage_rows import Rollouts
+from rllm_gym.training.advantage_rows import AdvantageRows
 
 
 class GRPOConfig(GroupRelativeConfig, GRPOOptions):
@@ -20,45 +20,38 @@ class GRPOConfig(GroupRelativeConfig, GRPOOptions):
     (GSPO), arXiv:2507.18071; `step_weight`: Feng et al. 2025 (GiGPO), arXiv:2505.10978.
     """
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or GRPO)
-
 
 class GRPO(GroupRelative):
     """Samples groups of episodes of the same task and reinforces what did better than its group."""
 
+    config_class = GRPOConfig
     config: GRPOConfig
-
-    @classmethod
-    @override(GroupRelative)
-    def get_default_config(cls) -> GRPOConfig:
-        return GRPOConfig()
 
     @override(GroupRelative)
     def compare(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
         return group_relative_advantage(return_N, group_N, normalize_std=self.config.normalize_std)
 
     @override(GroupRelative)
-    def returns(self, rollouts: Rollouts) -> torch.Tensor:
+    def returns(self, rows: AdvantageRows) -> torch.Tensor:
         """Return what each row has earned, less what it pays for being long."""
         config = self.config
         if config.overlong_buffer == 0:
-            return rollouts.return_N
+            return rows.return_N
         buffer = round(config.overlong_buffer * config.max_model_len)
-        penalty_N = soft_overlong_penalty(rollouts.num_tokens_N, max_tokens=config.max_model_len, buffer=buffer)
-        return rollouts.return_N + penalty_N
+        penalty_N = soft_overlong_penalty(rows.num_tokens_N, max_tokens=config.max_model_len, buffer=buffer)
+        return rows.return_N + penalty_N
 
     @override(GroupRelative)
-    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+    def advantage(self, rows: AdvantageRows) -> torch.Tensor:
         config = self.config
         if config.step_weight == 0:
-            return super().advantage(rollouts)
-        return rollouts.of_turns(
+            return super().advantage(rows)
+        return rows.of_turns(
             step_group_advantage(
-                self.turn_rewards(rollouts),
-                rollouts.turn_state_NU,
-                rollouts.turn_mask_NU,
-                rollouts.group_N,
+                self.turn_rewards(rows),
+                rows.turn_state_NU,
+                rows.turn_mask_NU,
+                rows.group_N,
                 gamma=config.step_gamma,
                 normalize_std=config.normalize_std,
                 step_weight=config.step_weight,

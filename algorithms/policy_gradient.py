@@ -1,4 +1,4 @@
-"""The policy-gradient methods: the train step on the driver, and the loss on the learners."""
+"""The policy-gradient methods on the driver: their configuration, and the train step."""
 
 from __future__ import annotations
 
@@ -10,27 +10,17 @@ from typing import Any
 
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core.learner.learner import Learner
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 
-from rllm_gym.algorithms.functional import (
-    Counts,
-    adaptive_kl_coeff,
-    aggregate,
-    clipped_surrogate,
-    has_spread,
-    importance_weight,
-    kl_estimate,
-    kl_shaped_reward,
-    probability_ratio,
-)
-from rllm_gym.algorithms.policy_config import PolicyGradientConfig
+from rllm_gym.algorithms.functional import adaptive_kl_coeff, has_spread, kl_shaped_reward
+from rllm_gym.algorithms.policy_learner import PolicyLearner
 from rllm_gym.errors import RllmGymError
-from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
-from rllm_gym.learner.rl_module import load_language_model, logps_of, read
-from rllm_gym.training.advantage_rows import Rollouts, Sampled, samples_of
+from rllm_gym.options.methods import PolicyGradientOptions
+from rllm_gym.training.advantage_rows import AdvantageRows, Advantages
 from rllm_gym.training.algorithm import LLMAlgorithm
+from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.samples import StepSamples, samples_from_episode
 from rllm_gym.training.samples_ahead import SamplesAhead
 from rllm_gym.training.task_difficulty import TaskDifficulty
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
@@ -39,16 +29,56 @@ from rllm_gym.types import Episode, Sample, TaskGroup
 logger = logging.getLogger(__name__)
 
 
+class PolicyGradientConfig(LLMConfig, PolicyGradientOptions):
+    """Options of every method that reinforces the tokens it sampled."""
+
+    @override(LLMConfig)
+    def get_default_learner_class(self) -> type[PolicyLearner]:
+        return PolicyLearner
+
+    @property
+    def max_tokens_to_bootstrap(self) -> int | None:
+        """How much of a truncated episode a critic reads to value its end; None where nothing bootstraps."""
+        return None
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """The divisor of `loss_average: constant`."""
+        if self.loss_constant is not None:
+            return self.loss_constant
+        horizons = [horizon for schedule in self.horizon_schedules.values() for horizon in schedule.horizons]
+        longest = max((self.max_model_len if horizon is None else horizon) for horizon in horizons)
+        most = longest * self.max_new_tokens
+        return most if any(spec.rewrites_history for spec in self.environments) else min(self.max_model_len, most)
+
+    @property
+    def scores_for_advantage(self) -> list[str]:
+        """The fields of samples that the learners compute before the advantages."""
+        if not self.is_kl_in_reward:
+            return []
+        return ["ref_logp", "trainer_logp"] if self.old_logp == "recompute" else ["ref_logp"]
+
+    @property
+    def scores_for_loss(self) -> list[str]:
+        """Those that only the loss needs: computed for what is trained on."""
+        # In the only optimizer step the weights still are those before the update.
+        has_later_step = self.num_epochs * self.num_minibatches > 1
+        wanted = ["ref_logp"] * (self.kl_coeff > 0)
+        is_needed = self.old_logp == "recompute" and has_later_step
+        wanted += ["trainer_logp"] * (is_needed or self.save_trainer_logp)
+        return [name for name in wanted if name not in self.scores_for_advantage]
+
+
 class PolicyGradient(LLMAlgorithm):
     """Samples episodes and reinforces their tokens; a method gives `advantage`."""
 
     config: PolicyGradientConfig
 
-    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+    def advantage(self, rows: AdvantageRows) -> torch.Tensor | Advantages:
         """Return how much better each row did than expected: one number per row [N], or one per token [N, K].
 
         Args:
-            rollouts: the samples of one module in this train step, or in one of its rounds of refilling.
+            rows: the samples of one module in this train step, or in one of its rounds of refilling.
         """
         raise NotImplementedError
 
@@ -81,7 +111,7 @@ class PolicyGradient(LLMAlgorithm):
     def training_step(self) -> None:
         self.evaluate_on_start()
         step, begun = self.training_iteration, time.perf_counter()
-        self.sampled = Sampled()
+        self.sampled = StepSamples()
         try:
             self._sample_groups(step)
             sampled_at = time.perf_counter()
@@ -141,13 +171,16 @@ class PolicyGradient(LLMAlgorithm):
         self._score_for_advantage(samples, played)
         for module_id in sorted({sample.module for sample in samples}):
             of_module = [sample for sample in samples if sample.module == module_id]
-            rollouts = Rollouts(of_module)
+            rows = AdvantageRows(of_module)
             if "ref_logp" in self._scores_for_advantage:
-                rollouts.reward_NK = self._kl_shaped_reward(module_id, rollouts)
-            advantage = self.advantage(rollouts)
-            rollouts.set_column("advantage", advantage)
-            self.metrics.log_dict(rollouts.metrics, key=(LEARNER_RESULTS, module_id), window=1)
-            dropped = self._groups_to_drop(rollouts, advantage)
+                rows.reward_NK = self._kl_shaped_reward(module_id, rows)
+            found = self.advantage(rows)
+            if isinstance(found, torch.Tensor):
+                found = Advantages(found)
+            for name, column in {"advantage": found.advantage, **found.columns}.items():
+                rows.set_column(name, column)
+            self.metrics.log_dict(found.metrics, key=(LEARNER_RESULTS, module_id), window=1)
+            dropped = self._groups_to_drop(rows, found.advantage)
             self.sampled.trained += [
                 sample
                 for sample in of_module
@@ -160,7 +193,7 @@ class PolicyGradient(LLMAlgorithm):
     def _samples_of(self, played: Sequence[Episode]) -> list[Sample]:
         samples = []
         for episode in played:
-            samples += samples_of(
+            samples += samples_from_episode(
                 episode,
                 functools.partial(self.sampled.group_of, episode.group),
                 invalid_action_penalty=self.config.invalid_action_penalty,
@@ -168,22 +201,22 @@ class PolicyGradient(LLMAlgorithm):
             )
         return [sample for sample in samples if sample.module not in self._only_playing]
 
-    def _kl_shaped_reward(self, module_id: str, rollouts: Rollouts) -> torch.Tensor:
+    def _kl_shaped_reward(self, module_id: str, rows: AdvantageRows) -> torch.Tensor:
         config = self.config
         return kl_shaped_reward(
-            rollouts.reward_NK,
-            rollouts.column("trainer_logp" if config.old_logp == "recompute" else "old_logp"),
-            rollouts.column("ref_logp"),
-            rollouts.mask_NK,
+            rows.reward_NK,
+            rows.column("trainer_logp" if config.old_logp == "recompute" else "old_logp"),
+            rows.column("ref_logp"),
+            rows.mask_NK,
             kl_coeff=self.kl_coeff.get(module_id, config.kl_coeff),
             kind=config.kl_kind,
         )
 
-    def _groups_to_drop(self, rollouts: Rollouts, advantage: torch.Tensor) -> set[int]:
-        group_N, filter_groups = rollouts.group_N, self.config.filter_groups
+    def _groups_to_drop(self, rows: AdvantageRows, advantage: torch.Tensor) -> set[int]:
+        group_N, filter_groups = rows.group_N, self.config.filter_groups
         if filter_groups == "off":
             return set()
-        teaches_N = has_spread(rollouts.is_success_N.double(), group_N)
+        teaches_N = has_spread(rows.is_success_N.double(), group_N)
         if filter_groups == "advantage":
             teaches_N = advantage.reshape(len(advantage), -1).ne(0).any(1)
         return set(group_N.tolist()) - set(group_N[teaches_N].tolist())
@@ -266,132 +299,3 @@ class PolicyGradient(LLMAlgorithm):
             self.ahead.set_state(state.get("ahead", []))
         if self.task_difficulty is not None:
             self.task_difficulty.set_state(state.get("task_difficulty", {}))
-
-
-class PolicyLearner(DeepSpeedLearner):
-    """A learner whose loss is `token_loss`, with the importance correction, plus the KL and entropy terms.
-
-        L = average( w token_loss + kl_coeff KL - entropy_coeff H )
-
-    A method whose loss is another overrides `token_loss`.
-
-    Metrics under `learners/<module>/`: `policy_loss`; `kl` (k3 estimate of KL(sampling policy || policy)); `ref_kl` (KL
-    to the reference, 0 without one); `kl_coeff`; `clip_fraction` (share of tokens whose ratio is outside the clip
-    range); `first_clip_fraction` (of the first minibatch); `entropy` (nats per token); `importance_weight` (mean);
-    `logp_difference_mean`, `logp_difference_max` (absolute, between sampler and trainer, in the first minibatch).
-    """
-
-    MEAN_STATS: tuple[str, ...] = (
-        "policy_loss",
-        "kl",
-        "ref_kl",
-        "clip_fraction",
-        "first_clip_fraction",
-        "entropy",
-        "importance_weight",
-        "logp_difference_mean",
-    )
-    MAX_STATS: tuple[str, ...] = ("logp_difference_max",)
-    LOSS_STAT = "policy_loss"
-
-    @override(DeepSpeedLearner)
-    def build(self) -> None:
-        self.kl_coeff: dict[str, float] = {}
-        self._num_loss_tokens = self.config.num_loss_tokens
-        super().build()
-        # Outside the modules: neither trained nor sharded, synced or saved. Policies of one base model share one.
-        self._reference_lms: dict[str, Any] = {}
-        policies = [self.module[id_] for id_ in self.engines if not self.module[id_].learner_only]
-        for policy in policies if self.config.kl_coeff > 0 else ():
-            base_model = policy.model_config["base_model"]
-            if policy.model_config["lora"] is None and base_model not in self._reference_lms:
-                lm = load_language_model(base_model, self.config.weight_dtype).to(self._device)
-                self._reference_lms[base_model] = lm.requires_grad_(False).eval()
-
-    @override(DeepSpeedLearner)
-    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        super().before_gradient_based_update(timesteps=timesteps)
-        self.kl_coeff = timesteps.get("kl_coeff", {})
-
-    def token_loss(
-        self, batch: dict[str, torch.Tensor], logp_BT: torch.Tensor, old_logp_BT: torch.Tensor, ratio_BT: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the loss of every token, [B, T]; the default is the clipped surrogate.
-
-        Args:
-            batch: a micro-batch: `advantage` and `mask` [B, T], and the rest of `rllm_gym.learner.batch`.
-            logp_BT, old_logp_BT: now, and under the weights before the update.
-            ratio_BT: exp(logp - old_logp), of tokens or of sequences (`ratio_level`).
-        """
-        return clipped_surrogate(
-            ratio_BT,
-            batch["advantage"],
-            batch["mask"],
-            clip_low=self.config.clip_low,
-            clip_high=self.config.clip_high,
-            dual_clip=self.config.dual_clip,
-        )
-
-    @override(Learner)
-    def compute_loss_for_module(
-        self, *, module_id: str, config: Any, batch: dict[str, torch.Tensor], fwd_out: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
-        mask_BT, sampler_logp_BT, logp_BT = batch["mask"], batch["old_logp"], fwd_out["logp"]
-        old_logp_BT = sampler_logp_BT
-        if config.old_logp == "recompute":
-            # In the first step the weights still are the old ones, and the ratio is 1 to the last bit.
-            old_logp_BT = logp_BT.detach() if self.is_first_step else batch["trainer_logp"]
-        ratio_BT = probability_ratio(logp_BT, old_logp_BT, mask_BT, level=config.ratio_level)
-        loss_BT = self.token_loss(batch, logp_BT, old_logp_BT, ratio_BT)
-        weight_BT = mask_BT.float()
-        if config.importance_correction != "off":
-            weight_BT = importance_weight(
-                old_logp_BT,
-                sampler_logp_BT,
-                mask_BT,
-                level=config.importance_correction,
-                mode=config.importance_mode,
-                cap=config.importance_cap,
-                veto=config.importance_veto,
-            )
-            loss_BT = loss_BT * weight_BT
-        counts = Counts(
-            tokens=batch["num_tokens"],
-            sequences=batch["num_sequences"],
-            episodes=batch["num_episodes"],
-            episode_tokens_B=batch["episode_tokens"],
-            constant=self._num_loss_tokens,
-        )
-        statistics = {"entropy": fwd_out["entropy"], "importance_weight": weight_BT}
-        self.add_step_means(policy_loss=aggregate(loss_BT.detach(), mask_BT, over=config.loss_average, counts=counts))
-        if config.kl_coeff > 0:
-            ref_kl_BT = kl_estimate(logp_BT, batch["ref_logp"], kind=config.kl_kind, mask_BT=mask_BT)
-            statistics["ref_kl"] = ref_kl_BT
-            if config.kl_in == "loss":
-                loss_BT = loss_BT + self.kl_coeff.get(module_id, config.kl_coeff) * ref_kl_BT
-        if config.entropy_coeff > 0:
-            loss_BT = loss_BT - config.entropy_coeff * fwd_out["entropy"].masked_fill(~mask_BT, 0.0)
-        ratio_BT, logp_BT = ratio_BT.detach(), logp_BT.detach()
-        is_clipped_BT = ((ratio_BT < 1 - config.clip_low) | (ratio_BT > 1 + config.clip_high)).float()
-        statistics |= {"kl": kl_estimate(old_logp_BT, logp_BT, kind="k3"), "clip_fraction": is_clipped_BT}
-        if self.is_first_step:
-            difference_BT = (logp_BT - sampler_logp_BT).abs()
-            statistics |= {"first_clip_fraction": is_clipped_BT, "logp_difference_mean": difference_BT}
-            self.add_maxima(mask_BT, logp_difference_max=difference_BT)
-        self.add_means(mask_BT, **statistics)
-        return aggregate(loss_BT, mask_BT, over=config.loss_average, counts=counts)
-
-    @override(DeepSpeedLearner)
-    def score_forward(self, name: str, module_id: str) -> Forward:
-        if name != "ref_logp":
-            return super().score_forward(name, module_id)
-        settings, temperature = self.module[module_id].model_config, float(self.config.temperature)
-
-        def forward(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
-            if settings["lora"] is not None:  # the reference is the model without its adapter
-                with self.module[module_id].lm.disable_adapter():
-                    return {name: self.engines[module_id](inputs)["logp"]}
-            lm = self._reference_lms[settings["base_model"]]
-            return {name: logps_of(lm, read(lm, inputs), inputs, temperature=temperature)["logp"]}
-
-        return forward

@@ -12,8 +12,8 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import Counts, aggregate, clipped_value_loss, explained_variance, gae, whiten
-from rllm_gym.algorithms.policy_config import PolicyGradientConfig
-from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyLearner
+from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from rllm_gym.algorithms.policy_learner import PolicyLearner
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import Batch
 from rllm_gym.learner.critic import ActorCriticModule, CentralisedCriticModule, CriticModule, max_positions
@@ -21,7 +21,7 @@ from rllm_gym.learner.deepspeed import Forward
 from rllm_gym.learner.deepspeed_config import merge
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.options.methods import CENTRALISED_CRITIC, CRITIC_SUFFIX, PPOOptions
-from rllm_gym.training.advantage_rows import Rollouts
+from rllm_gym.training.advantage_rows import AdvantageRows, Advantages
 from rllm_gym.training.joint_samples import JointSample
 from rllm_gym.types import Episode, Sample
 
@@ -36,9 +36,6 @@ class PPOConfig(PolicyGradientConfig, PPOOptions):
     Differs: from RLlib's PPO: time steps are sampled tokens; `vf_clip` bounds how far a value moves, not its loss; the
     critic is by default a module of its own with an optimizer of its own.
     """
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or PPO)
 
     @property
     @override(PolicyGradientConfig)
@@ -146,7 +143,7 @@ class PPOLearner(PolicyLearner):
             self._num_policy_steps = 0  # a shared critic's steps, too, leave the samplers' weights as they are
         if self.config.critic == "separate":
             metrics["critic_gradient_norm"] = self.mean_gradient_norm(self.config.critic_of(module_id))
-        if self._is_critic(module_id):  # of what a policy reports it has nothing
+        if self._is_critic(module_id):  # a critic reports none of the policy's metrics
             of_policies = {*PolicyLearner.MEAN_STATS, *PolicyLearner.MAX_STATS} - {self.LOSS_STAT}
             metrics = {name: value for name, value in metrics.items() if name not in of_policies}
         return metrics
@@ -196,6 +193,7 @@ class PPOLearner(PolicyLearner):
 class PPO(PolicyGradient):
     """Samples episodes, values their tokens with a critic, and reinforces those that did better than it expected."""
 
+    config_class = PPOConfig
     config: PPOConfig
 
     @override(PolicyGradient)
@@ -203,31 +201,25 @@ class PPO(PolicyGradient):
         self._joint_samples: dict[str, JointSample] = {}  # of the train step's episodes, for a centralised critic
         super().setup(config)
 
-    @classmethod
     @override(PolicyGradient)
-    def get_default_config(cls) -> PPOConfig:
-        return PPOConfig()
-
-    @override(PolicyGradient)
-    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
-        """Return whitened GAE advantages, and set the values' targets."""
-        config, mask_NK, value_NK = self.config, rollouts.mask_NK, rollouts.column("value")
+    def advantage(self, rows: AdvantageRows) -> Advantages:
+        """Return whitened GAE advantages, and the values' targets."""
+        config, mask_NK, value_NK = self.config, rows.mask_NK, rows.column("value")
         never = config.bootstrap == "never"
         advantage_NK, target_NK = gae(
-            rollouts.reward_NK,
+            rows.reward_NK,
             value_NK,
             mask_NK,
-            rollouts.final_value_N.masked_fill(rollouts.is_terminated_N | never, 0.0),
+            rows.final_value_N.masked_fill(rows.is_terminated_N | never, 0.0),
             gamma=config.gamma,
             lam=config.lambda_,
-            is_turn_end_BT=rollouts.column("is_turn_end") if config.gae_per == "turn" else None,
+            is_turn_end_BT=rows.column("is_turn_end") if config.gae_per == "turn" else None,
         )
-        rollouts.set_column("value_target", target_NK)
-        rollouts.metrics = {
+        metrics = {
             "value_mean": float(value_NK[mask_NK].mean()),
             "explained_variance": explained_variance(value_NK, target_NK, mask_NK),
         }
-        return whiten(advantage_NK, mask_NK)
+        return Advantages(whiten(advantage_NK, mask_NK), {"value_target": target_NK}, metrics)
 
     # --- a centralised critic: it reads what all agents of an episode have read and written ---
 

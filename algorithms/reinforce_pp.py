@@ -6,10 +6,9 @@ import torch
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import discounted_return, group_relative_advantage, whiten
-from rllm_gym.algorithms.policy_config import PolicyGradientConfig
-from rllm_gym.algorithms.policy_gradient import PolicyGradient
+from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.options.methods import ReinforcePPOptions
-from rllm_gym.training.advantage_rows import Rollouts
+from rllm_gym.training.advantage_rows import AdvantageRows
 
 
 class ReinforcePPConfig(PolicyGradientConfig, ReinforcePPOptions):
@@ -22,24 +21,17 @@ class ReinforcePPConfig(PolicyGradientConfig, ReinforcePPOptions):
     Differs: gamma counts sampled tokens, the environment's replies are no time steps.
     """
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or ReinforcePP)
-
 
 class ReinforcePP(PolicyGradient):
     """Samples episodes and reinforces each token by how its return compares with the whole batch's."""
 
+    config_class = ReinforcePPConfig
     config: ReinforcePPConfig
 
-    @classmethod
     @override(PolicyGradient)
-    def get_default_config(cls) -> ReinforcePPConfig:
-        return ReinforcePPConfig()
-
-    @override(PolicyGradient)
-    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
-        mask_NK = rollouts.mask_NK
+    def advantage(self, rows: AdvantageRows) -> torch.Tensor:
+        mask_NK = rows.mask_NK
         if self.config.baseline == "group":
-            advantage_N = group_relative_advantage(rollouts.return_N, rollouts.group_N, normalize_std=False)
+            advantage_N = group_relative_advantage(rows.return_N, rows.group_N, normalize_std=False)
             return whiten(advantage_N[:, None] * mask_NK, mask_NK)
-        return whiten(discounted_return(rollouts.reward_NK, mask_NK, gamma=self.config.gamma), mask_NK)
+        return whiten(discounted_return(rows.reward_NK, mask_NK, gamma=self.config.gamma), mask_NK)

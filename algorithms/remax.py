@@ -6,10 +6,9 @@ import torch
 from ray.rllib.utils.annotations import override
 
 from rllm_gym.algorithms.functional import greedy_baseline_advantage
-from rllm_gym.algorithms.policy_config import PolicyGradientConfig
-from rllm_gym.algorithms.policy_gradient import PolicyGradient
+from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.options.methods import ReMaxOptions
-from rllm_gym.training.advantage_rows import Rollouts
+from rllm_gym.training.advantage_rows import AdvantageRows
 from rllm_gym.types import TaskGroup
 
 
@@ -22,24 +21,17 @@ class ReMaxConfig(PolicyGradientConfig, ReMaxOptions):
     is the greedy episode's return, without a KL penalty: the KL stands in the loss.
     """
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or ReMax)
-
 
 class ReMax(PolicyGradient):
     """Plays every task greedily beside the sampled episodes and reinforces what did better than that."""
 
+    config_class = ReMaxConfig
     config: ReMaxConfig
 
-    @classmethod
     @override(PolicyGradient)
-    def get_default_config(cls) -> ReMaxConfig:
-        return ReMaxConfig()
-
-    @override(PolicyGradient)
-    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+    def advantage(self, rows: AdvantageRows) -> torch.Tensor:
         """Return 0, too, where the greedy episode failed."""
-        group_N, return_N = rollouts.group_N, rollouts.return_N
+        group_N, return_N = rows.group_N, rows.return_N
         group_of = {self.sampled.tasks[group].key: group for group in group_N.tolist()}
         tasks = [self.sampled.tasks[group] for group in group_of.values()]
         greedy = [TaskGroup(task.key, task.item_id, 1, task.env_index) for task in tasks]

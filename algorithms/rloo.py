@@ -20,17 +20,11 @@ class RLOOConfig(GroupRelativeConfig, RLOOOptions):
     holds further ones (`num_epochs`, `num_minibatches`) near the sampling policy. A group of equal returns is dropped.
     """
 
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or RLOO)
-
 
 class RLOO(GroupRelative):
     """Samples groups of episodes of the same task and reinforces each by its return less the mean of the others'."""
 
-    @classmethod
-    @override(GroupRelative)
-    def get_default_config(cls) -> RLOOConfig:
-        return RLOOConfig()
+    config_class = RLOOConfig
 
     @override(GroupRelative)
     def compare(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,8 @@ def option(name: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(f"{name} ignored", file, old, new, f"{OPTIONS} -k -{name}]")
 
 
-POLICY, LEARNER = "algorithms/policy_gradient.py", "rllm_gym/learner/deepspeed.py"
+POLICY, LOSS = "algorithms/policy_gradient.py", "algorithms/policy_learner.py"
+LEARNER = "rllm_gym/learner/deepspeed.py"
 RUNNER, CONFIG = "rllm_gym/rollout/env_runner.py", "rllm_gym/training/config.py"
 EVALUATION, MAKER = "rllm_gym/training/evaluation.py", "rllm_gym/training/recorded_samples.py"
 AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_samples_ahead.py"
@@ -88,42 +89,42 @@ MUTANTS = [
     # what reaches the learner
     Mutant(
         "a truncated episode is terminated",
-        "rllm_gym/training/advantage_rows.py",
-        'is_terminated=episode.end_reason == "terminated"',
+        "rllm_gym/training/samples.py",
+        "is_terminated=episode.end_reason == EndReason.TERMINATED",
         "is_terminated=True",
         f"{JOINTS} -k what_ended",
     ),
     Mutant(
         "clip_low and clip_high swapped",
-        POLICY,
+        LOSS,
         "clip_low=self.config.clip_low,\n            clip_high=self.config.clip_high",
         "clip_low=self.config.clip_high,\n            clip_high=self.config.clip_low",
         f"{JOINTS} -k plain_torch",
     ),
     Mutant(
         "entropy with the wrong sign",
-        POLICY,
+        LOSS,
         "loss_BT - config.entropy_coeff",
         "loss_BT + config.entropy_coeff",
         f"{JOINTS} -k plain_torch",
     ),
     Mutant(
         "loss divided by the micro-batch's tokens",
-        POLICY,
+        LOSS,
         'tokens=batch["num_tokens"]',
         "tokens=mask_BT.sum()",
         f"{JOINTS} -k plain_torch",
     ),
     Mutant(
         "KL over the micro-batch's tokens",
-        POLICY,
+        LOSS,
         "self.kl_coeff.get(module_id, config.kl_coeff) * ref_kl_BT",
         'self.kl_coeff.get(module_id, config.kl_coeff) * ref_kl_BT * batch["num_tokens"] / mask_BT.sum()',
         f"{JOINTS} -k plain_torch",
     ),
     Mutant(
         "recomputed log-probabilities with ratio 1",
-        POLICY,
+        LOSS,
         'logp_BT.detach() if self.is_first_step else batch["trainer_logp"]',
         "logp_BT.detach()",
         f"{JOINTS} -k second_epoch",
@@ -135,12 +136,12 @@ MUTANTS = [
         "",
         f"{JOINTS} -k dropout",
     ),
-    option("kl_kind", POLICY, 'batch["ref_logp"], kind=config.kl_kind', 'batch["ref_logp"], kind="k3"'),
-    option("importance_cap", POLICY, "cap=config.importance_cap", "cap=2.0"),
-    option("importance_mode", POLICY, "mode=config.importance_mode", 'mode="truncate"'),
-    option("importance_veto", POLICY, "veto=config.importance_veto", "veto=None"),
-    option("dual_clip", POLICY, "dual_clip=self.config.dual_clip", "dual_clip=None"),
-    option("ratio_level", POLICY, "level=config.ratio_level", 'level="token"'),
+    option("kl_kind", LOSS, 'batch["ref_logp"], kind=config.kl_kind', 'batch["ref_logp"], kind="k3"'),
+    option("importance_cap", LOSS, "cap=config.importance_cap", "cap=2.0"),
+    option("importance_mode", LOSS, "mode=config.importance_mode", 'mode="truncate"'),
+    option("importance_veto", LOSS, "veto=config.importance_veto", "veto=None"),
+    option("dual_clip", LOSS, "dual_clip=self.config.dual_clip", "dual_clip=None"),
+    option("ratio_level", LOSS, "level=config.ratio_level", 'level="token"'),
     option("adam_betas", LEARNER, "betas=tuple(betas)", "betas=(0.9, 0.999)"),
     option("weight_decay", LEARNER, "weight_decay=weight_decay", "weight_decay=0.0"),
     option("grad_clip", "rllm_gym/learner/deepspeed_config.py", "config.grad_clip or 0.0", "0.0"),

@@ -90,7 +90,7 @@ def method_pages() -> dict[str, str]:
 
     formulas = {
         name: node
-        for file in ("advantages", "several_agents", "losses", "rewards")
+        for file in ("advantages", "multi_agent", "losses", "rewards")
         for name, node in _definitions(ROOT / f"algorithms/functional/{file}.py").items()
         if not name.startswith("_") and _doc(node)
     }

@@ -1,6 +1,6 @@
 """The mathematics of the methods: pure functions over torch tensors that read like the papers.
 
-A method is an advantage (`advantages.py`; of several agents `several_agents.py`), a loss per token (`losses.py`) and
+A method is an advantage (`advantages.py`; of several agents `multi_agent.py`), a loss per token (`losses.py`) and
 one `aggregate` of it.
 
 Shape letters: B rows (sequences), T tokens, N returns, U turns, G groups, K sampled tokens. Masks are bool, True where

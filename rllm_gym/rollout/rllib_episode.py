@@ -48,7 +48,7 @@ def _to_single_agent_episode(episode: Episode, stream: Stream, space: Repeated) 
         actions=[turn.action_ids for turn in stream.turns],
         rewards=[turn.reward for turn in stream.turns],
         infos=[{}] * len(stream.turns) + [episode.info],  # without `messages`, which would grow quadratically
-        terminated=episode.end_reason is EndReason.TERMINATED,
+        terminated=episode.end_reason == EndReason.TERMINATED,
         truncated=episode.is_truncated,
         extra_model_outputs=_model_outputs(stream),
         len_lookback_buffer=0,
@@ -79,7 +79,7 @@ def _to_multi_agent_episode(episode: Episode) -> MultiAgentEpisode:
             observations[step + 1],
             actions[step],
             rewards[step],
-            terminateds={"__all__": is_last and episode.end_reason is EndReason.TERMINATED},
+            terminateds={"__all__": is_last and episode.end_reason == EndReason.TERMINATED},
             truncateds={"__all__": is_last and episode.is_truncated},
             extra_model_outputs=dict(outputs[step]),
         )

@@ -1,89 +1,34 @@
-"""A train step's samples: made from episodes, and seen as the rows that advantages are computed from."""
+"""Samples as the rows that advantages are computed from."""
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from rllm_gym.training.metrics import is_success
-from rllm_gym.types import RETURN_DECIMALS, Episode, Sample, TaskGroup
-
-
-def samples_of(
-    episode: Episode,
-    group_of: Callable[[str], int],
-    *,
-    invalid_action_penalty: float = 0.0,
-    max_tokens: int | None = None,
-) -> list[Sample]:
-    """Return the samples of an episode: one for each context of each agent that has acted.
-
-    Args:
-        group_of: the group, among those of the train step, of what an agent plays in this task.
-        invalid_action_penalty: taken off the reward of every turn whose action the environment called invalid.
-        max_tokens: append the final observation of a truncated episode, up to so many tokens in all, for a critic to
-            bootstrap from; None leaves it out.
-    """
-    samples = []
-    earned = {
-        agent_id: sum(t.reward - invalid_action_penalty * t.is_invalid_action for t in stream.turns)
-        for agent_id, stream in episode.streams.items()
-    }
-    for stream in episode.streams.values():
-        contexts = stream.contexts
-        for part, context in enumerate(contexts):
-            final_ids = None
-            if max_tokens is not None and episode.is_truncated and context is contexts[-1]:
-                num_tokens = sum(len(turn.observation_ids) + len(turn.action_ids) for turn in context)
-                final_ids = stream.final_observation_ids[: max(0, max_tokens - num_tokens)]
-            samples.append(
-                Sample.of_turns(
-                    [replace(t, reward=t.reward - invalid_action_penalty * t.is_invalid_action) for t in context],
-                    final_observation_ids=final_ids,
-                    group=group_of(stream.role),
-                    episode=episode.episode_id,
-                    context_index=part,
-                    agent=stream.agent_id,
-                    role=stream.role,
-                    module=stream.module_id,
-                    others_return=sum(value for agent_id, value in earned.items() if agent_id != stream.agent_id),
-                    is_terminated=episode.end_reason == "terminated",
-                    is_overlong=episode.end_reason == "context_limit",
-                    is_success=is_success(episode),
-                )
-            )
-    return samples
+from rllm_gym.types import RETURN_DECIMALS, Sample
 
 
 @dataclass
-class Sampled:
-    """What a train step has sampled so far. `trained` are the samples that teach something."""
+class Advantages:
+    """The advantages of rows, and what came of computing them.
 
-    played: list[Episode] = field(default_factory=list)
-    failed: list[Episode] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    trained: list[Sample] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)  # of groups that were sampled ahead, in policy versions
-    numbers: dict[tuple[TaskGroup, str], int] = field(default_factory=dict)  # (task, role) to the samples' `group`
-    tasks: list[TaskGroup] = field(default_factory=list)  # by the samples' `group`
+    Args:
+        advantage: one number per row [N], or one per token [N, K].
+        columns: further fields of the samples, by name, of either shape.
+        metrics: logged under the module.
+    """
 
-    def group_of(self, task: TaskGroup, role: str) -> int:
-        if (task, role) not in self.numbers:
-            self.numbers[task, role] = len(self.tasks)
-            self.tasks.append(task)
-        return self.numbers[task, role]
-
-    @property
-    def num_kept_tasks(self) -> int:
-        return len({self.tasks[sample.group] for sample in self.trained})
+    advantage: torch.Tensor
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Rollouts:
+class AdvantageRows:
     """Samples of one module as N rows, one per agent and episode, each with the sampled tokens of all its parts.
 
     Only sampled tokens are time steps here: the value after the last token of a turn, or of a part, is the one before
@@ -97,21 +42,20 @@ class Rollouts:
         rows: dict[tuple[str, str], list[Sample]] = defaultdict(list)
         for sample in samples:
             rows[sample.episode, sample.agent].append(sample)
-        self.rows = [sorted(parts, key=lambda sample: sample.context_index) for parts in rows.values()]
-        self.metrics: dict[str, float] = {}  # what the method wants to be logged
+        self.samples = [sorted(of_row, key=lambda sample: sample.context_index) for of_row in rows.values()]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.samples)
 
     @functools.cached_property
     def mask_NK(self) -> torch.Tensor:
         """Bool, True where a row has a token."""
-        lengths_N = torch.tensor([sum(int((part.weight != 0).sum()) for part in row) for row in self.rows])
+        lengths_N = torch.tensor([sum(int((part.weight != 0).sum()) for part in row) for row in self.samples])
         return torch.arange(int(lengths_N.max())) < lengths_N[:, None]
 
     def column(self, name: str) -> torch.Tensor:
         """Return a field of the samples, [N, K]."""
-        columns = [torch.as_tensor(np.concatenate([getattr(p, name)[p.weight != 0] for p in r])) for r in self.rows]
+        columns = [torch.as_tensor(np.concatenate([getattr(p, name)[p.weight != 0] for p in r])) for r in self.samples]
         out_NK = torch.zeros(self.mask_NK.shape, dtype=columns[0].dtype)
         out_NK[self.mask_NK] = torch.cat(columns)
         return out_NK
@@ -119,7 +63,7 @@ class Rollouts:
     def set_column(self, name: str, value: torch.Tensor) -> None:
         """Write a field of the samples: one value per token [N, K], or one per row [N]."""
         value_NK = value[:, None].expand(self.mask_NK.shape) if value.dim() == 1 else value
-        for row, value_K in zip(self.rows, value_NK.float().numpy(), strict=True):
+        for row, value_K in zip(self.samples, value_NK.float().numpy(), strict=True):
             begin = 0
             for part in row:
                 is_sampled = part.weight != 0
@@ -141,29 +85,29 @@ class Rollouts:
     @property
     def others_return_N(self) -> torch.Tensor:
         """Float64, what the other agents of each row's episode have earned."""
-        others = torch.tensor([row[0].others_return for row in self.rows], dtype=torch.float64)
+        others = torch.tensor([row[0].others_return for row in self.samples], dtype=torch.float64)
         return others.round(decimals=RETURN_DECIMALS)
 
     @property
     def group_N(self) -> torch.Tensor:
-        return torch.tensor([row[0].group for row in self.rows])
+        return torch.tensor([row[0].group for row in self.samples])
 
     @property
     def is_terminated_N(self) -> torch.Tensor:
-        return torch.tensor([row[-1].is_terminated for row in self.rows])
+        return torch.tensor([row[-1].is_terminated for row in self.samples])
 
     @property
     def is_success_N(self) -> torch.Tensor:
-        return torch.tensor([row[-1].is_success for row in self.rows])
+        return torch.tensor([row[-1].is_success for row in self.samples])
 
     @property
     def final_value_N(self) -> torch.Tensor:
-        return torch.tensor([row[-1].final_value for row in self.rows])
+        return torch.tensor([row[-1].final_value for row in self.samples])
 
     @property
     def num_tokens_N(self) -> torch.Tensor:
         """Int64, the tokens of each row's longest part up to the last sampled one."""
-        return torch.tensor([max(int(p.weight.nonzero()[0][-1]) + 1 for p in row) for row in self.rows])
+        return torch.tensor([max(int(p.weight.nonzero()[0][-1]) + 1 for p in row) for row in self.samples])
 
     # --- turns ---
 
@@ -190,7 +134,7 @@ class Rollouts:
         """Int64, a label of the observation that each turn began with: equal labels, equal observations."""
         labels: dict[bytes, int] = {}
         out_NU = torch.zeros(self.turn_mask_NU.shape, dtype=torch.long)
-        for n, row in enumerate(self.rows):
+        for n, row in enumerate(self.samples):
             observations = [ids for part in row for ids in _observations(part)]
             out_NU[n, : len(observations)] = torch.tensor(
                 [labels.setdefault(ids.tobytes(), len(labels)) for ids in observations]

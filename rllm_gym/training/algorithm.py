@@ -44,9 +44,14 @@ class LLMAlgorithm(Algorithm):
 
     config: LLMConfig
     env_runner_group: Any
-    config_class: type[LLMConfig]  # a method's own, by which `get_default_config` makes the defaults
+    config_class: type[LLMConfig]  # the method's
     screening_size: int | None = None  # of the groups to play
     _samplers_sleep = False  # while the learners work
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "config_class" in vars(cls):
+            cls.config_class._method = cls
 
     @override(Algorithm)
     @classmethod

@@ -41,8 +41,10 @@ class LLMConfig(StrictConfig, CommonOptions):
 
     num_recorded_samples_per_step = 0  # of a method that trains on what it does not sample
 
+    _method: type | None = None  # the algorithm that names this class as its `config_class`
+
     def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class)
+        super().__init__(algo_class=algo_class or self._method)
         self.env_runners(
             env_runner_cls=LLMEnvRunner,
             create_local_env_runner=False,  # else the driver would build a second inference engine

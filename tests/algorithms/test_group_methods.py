@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from rllm_gym.algorithms.policy_gradient import Sampled
+from rllm_gym.algorithms.policy_gradient import StepSamples
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import ConfigError
 from rllm_gym.options.methods import PRESETS
-from rllm_gym.training.advantage_rows import Rollouts
+from rllm_gym.training.advantage_rows import AdvantageRows
 from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 HALF = 1 / np.sqrt(2)
@@ -52,14 +52,14 @@ def four_episodes() -> list[Sample]:
 
 def advantages(algo, samples) -> list[list[float]]:
     """What each sampled token gets, row by row."""
-    rollouts = Rollouts(samples)
-    rollouts.set_column("advantage", algo.advantage(rollouts))
+    rows = AdvantageRows(samples)
+    rows.set_column("advantage", algo.advantage(rows))
     return [sample.advantage[sample.weight != 0].tolist() for sample in samples]
 
 
 def dropped(algo, samples) -> set[int]:
-    rollouts = Rollouts(samples)
-    return algo._groups_to_drop(rollouts, algo.advantage(rollouts))
+    rows = AdvantageRows(samples)
+    return algo._groups_to_drop(rows, algo.advantage(rows))
 
 
 # Whitened: [.5, .5], [-.5], [0], [0, 0] have mean 1/12, sample variance (.75 - 6/144) / 5 = .141667, deviation .376386.
@@ -101,15 +101,15 @@ def test_a_kl_in_the_reward_moves_the_returns_that_are_compared():
     samples = four_episodes()[:2]
     for sample, ref in zip(samples, (-0.2, -0.4), strict=True):
         sample.ref_logp = np.full(len(sample), ref, np.float32)
-    rollouts = Rollouts(samples)
+    rows = AdvantageRows(samples)
     algo.kl_coeff = {}
-    rollouts.reward_NK = algo._kl_shaped_reward("default_policy", rollouts)
+    rows.reward_NK = algo._kl_shaped_reward("default_policy", rows)
     # k1 = 0 - ref_logp = 0.2 for each of the first's two tokens, 0.4 for the second's one: returns 1 - 0.2 and 0 - 0.2.
-    assert algo.advantage(rollouts).tolist() == pytest.approx([1.0, -1.0])
+    assert algo.advantage(rows).tolist() == pytest.approx([1.0, -1.0])
     algo.kl_coeff = {"default_policy": 1.0}  # it has followed its target
-    rollouts = Rollouts(samples)
-    rollouts.reward_NK = algo._kl_shaped_reward("default_policy", rollouts)
-    assert rollouts.return_N.tolist() == pytest.approx([0.6, -0.4])
+    rows = AdvantageRows(samples)
+    rows.reward_NK = algo._kl_shaped_reward("default_policy", rows)
+    assert rows.return_N.tolist() == pytest.approx([0.6, -0.4])
 
 
 def test_groups_are_dropped_by_advantage_by_success_or_not_at_all():
@@ -154,20 +154,19 @@ def played_episode(task: TaskGroup, reward: float) -> Episode:
 
 def test_remax_compares_with_the_greedy_episode_of_the_task_and_drops_tasks_without_one():
     algo = algorithm("ReMax")
-    algo.horizons = {"TextCraft-v0": 3}
     tasks = [TaskGroup((0, 0, k), f"task {k}", 8) for k in (4, 7, 9)]
-    algo.sampled = Sampled(tasks=tasks)
+    algo.sampled = StepSamples(tasks=tasks)
     samples = [sample_of((1, reward), group=group) for group, reward in enumerate((1.0, 0.0, 0.5))]
     asked = []
 
-    def sample(groups, *, max_episode_steps, params):
-        asked.append(([(g.key, g.item_id, g.size) for g in groups], max_episode_steps, params.temperature))
+    def sample(groups, *, params):
+        asked.append(([(g.key, g.item_id, g.size) for g in groups], params.temperature))
         return [played_episode(tasks[2], 0.5), played_episode(tasks[0], 0.25)], []  # task 7's environment failed
 
     algo.sample = sample
-    assert algo.advantage(Rollouts(samples)).tolist() == [0.75, 0.0, 0.0]  # 9: equal, no signal
+    assert algo.advantage(AdvantageRows(samples)).tolist() == [0.75, 0.0, 0.0]  # 9: equal, no signal
     played = [((0, 0, 4), "task 4", 1), ((0, 0, 7), "task 7", 1), ((0, 0, 9), "task 9", 1)]
-    assert asked == [(played, {"TextCraft-v0": 3}, 0.0)]
+    assert asked == [(played, 0.0)]  # at the present horizon
 
 
 def test_overlong_episodes_are_left_out_of_the_loss_but_count_in_their_group():
@@ -175,7 +174,7 @@ def test_overlong_episodes_are_left_out_of_the_loss_but_count_in_their_group():
     task = TaskGroup((0, 0, 0), "task", 2)
     episodes = [played_episode(task, 1.0), played_episode(task, 0.0)]
     episodes[0].episode_id, episodes[1].episode_id, episodes[1].end_reason = "a", "b", "context_limit"
-    algo.sampled, algo.metrics = Sampled(), _Metrics()
+    algo.sampled, algo.metrics = StepSamples(), _Metrics()
     algo._scores_for_advantage, algo._max_tokens_to_bootstrap, algo._only_playing = [], None, set()
     algo._assess(episodes)
     assert [(sample.episode, sample.advantage.max()) for sample in algo.sampled.trained] == [
@@ -194,7 +193,7 @@ def test_an_invalid_action_costs_its_turn_the_penalty():
     task = TaskGroup((0, 0, 0), "task", 2)
     episode = played_episode(task, 1.0)
     episode.streams[AGENT].turns[0].is_invalid_action = True
-    algo.sampled, algo._max_tokens_to_bootstrap, algo._only_playing = Sampled(), None, set()
+    algo.sampled, algo._max_tokens_to_bootstrap, algo._only_playing = StepSamples(), None, set()
     [sample] = algo._samples_of([episode])
     assert sample.reward.tolist() == pytest.approx([0.0, 0.9])
     assert episode.streams[AGENT].turns[0].reward == 1.0  # what is stored is what the environment gave

@@ -132,7 +132,7 @@ def test_every_metric_is_finite_in_every_result_also_when_all_groups_are_dropped
         result = algo.train()
         assert not not_finite(result)
     names = set(numbers(result))
-    algo.advantage = lambda rollouts: torch.zeros(len(rollouts))
+    algo.advantage = lambda rows: torch.zeros(len(rows))
     before = module_weights(algo)
     result = algo.train()
     assert set(numbers(result)) == names
@@ -151,13 +151,13 @@ def test_dropped_groups_are_refilled_within_the_budget(tiny_model, build):
     asked = []
     sample = algo.sample
     algo.sample = lambda groups, **kwargs: asked.append(list(groups)) or sample(groups, **kwargs)
-    algo.advantage = lambda rollouts: 1.0 - torch.isin(rollouts.group_N, torch.tensor([0, 2])).float()
+    algo.advantage = lambda rows: 1.0 - torch.isin(rows.group_N, torch.tensor([0, 2])).float()
     result = algo.train()
     assert [len(groups) for groups in asked] == [2, 1, 1]  # 0 is dropped, then 2 in its place, then 3 is kept
     assert len({group.key for groups in asked for group in groups}) == 4
     assert (result["num_groups"], result["num_groups_dropped"]) == (4, 2)
     assert result["env_runners"]["num_episodes"] == 16
-    algo.advantage = lambda rollouts: torch.zeros(len(rollouts))
+    algo.advantage = lambda rows: torch.zeros(len(rows))
     assert algo.train()["num_groups"] == 6
 
 

@@ -13,11 +13,11 @@ from ray.rllib.utils.metrics import LEARNER_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.spaces.repeated import Repeated
 
-from rllm_gym.algorithms.policy_gradient import Sampled
+from rllm_gym.algorithms.policy_gradient import StepSamples
 from rllm_gym.algorithms.registry import get_algorithm_class
-from rllm_gym.training.advantage_rows import samples_of
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
+from rllm_gym.training.samples import samples_from_episode
 from rllm_gym.types import AGENT, DEFAULT_MODULE, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 VOCABULARY = 200
@@ -64,7 +64,11 @@ def make_episodes(num: int, seed: int = 0, *, logp: float = -5.3, num_turns: int
 def make_samples(num: int, seed: int = 0, **options: Any) -> list[Sample]:
     """Such episodes as samples, each with an advantage at random."""
     rng = np.random.default_rng((seed, 1))
-    samples = [sample for episode in make_episodes(num, seed, **options) for sample in samples_of(episode, lambda _: 0)]
+    samples = [
+        sample
+        for episode in make_episodes(num, seed, **options)
+        for sample in samples_from_episode(episode, lambda _: 0)
+    ]
     for sample in samples:
         sample.advantage = sample.weight * np.float32(rng.normal())
     return samples
@@ -81,7 +85,7 @@ def driver_of(group: LearnerGroup) -> Any:
 
 def assess(driver: Any, episodes: list[Episode]) -> list[Sample]:
     """Return the episodes' samples with the method's advantages."""
-    driver.sampled = Sampled()
+    driver.sampled = StepSamples()
     if episodes:
         driver._assess(episodes)
     return driver.sampled.trained

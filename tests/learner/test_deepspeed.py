@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rllm_gym.training.advantage_rows import samples_of
+from rllm_gym.training.samples import samples_from_episode
 from rllm_gym.types import AGENT
 from tests.learner.learner_helpers import (
     MODULE,
@@ -94,7 +94,7 @@ def test_environment_tokens_and_the_final_observation_never_reach_the_loss(tiny_
     episodes, with_final = make_episodes(4), []
     for episode, sample in zip(episodes, samples, strict=True):
         episode.streams[AGENT].final_observation_ids = np.zeros(300, np.int64)
-        [longer] = samples_of(episode, lambda agent_id: 0, max_tokens=400)
+        [longer] = samples_from_episode(episode, lambda agent_id: 0, max_tokens=400)
         assert len(longer) == min(400, len(sample) + 300)
         longer.advantage = np.r_[sample.advantage, np.full(len(longer) - len(sample), 7.0, np.float32)]
         with_final.append(longer)

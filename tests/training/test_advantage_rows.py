@@ -10,7 +10,8 @@ import torch
 
 from rllm_gym.algorithms.functional import group_relative_advantage
 from rllm_gym.algorithms.ppo import PPO, PPOConfig
-from rllm_gym.training.advantage_rows import Rollouts, samples_of
+from rllm_gym.training.advantage_rows import AdvantageRows
+from rllm_gym.training.samples import samples_from_episode
 from rllm_gym.types import EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 
@@ -36,32 +37,32 @@ def make_samples():
 
 def test_the_parts_of_an_agents_episode_are_one_row_in_their_order():
     last, other, first, single = make_samples()
-    rollouts = Rollouts([last, other, first, single])
-    assert rollouts.rows == [[first, last], [other], [single]]
+    rows = AdvantageRows([last, other, first, single])
+    assert rows.samples == [[first, last], [other], [single]]
     # x: a0 a0 a1 | a2 a2   y: a0   x: a0 a1
-    assert rollouts.mask_NK.tolist() == [[True] * 5, [True] + [False] * 4, [True, True] + [False] * 3]
-    assert rollouts.reward_NK.tolist() == [[0, 0.5, 0, 0, 1], [0.25, 0, 0, 0, 0], [-1, 2, 0, 0, 0]]
-    assert torch.allclose(rollouts.column("old_logp")[0], torch.tensor([-0.5, -0.1, -0.5, -0.5, -0.1]))
-    assert rollouts.return_N.tolist() == [1.5, 0.25, 1.0]
-    assert rollouts.group_N.tolist() == [7, 8, 7]
-    assert rollouts.is_terminated_N.tolist() == [False, True, True]
-    assert rollouts.is_success_N.tolist() == [True, False, False]
+    assert rows.mask_NK.tolist() == [[True] * 5, [True] + [False] * 4, [True, True] + [False] * 3]
+    assert rows.reward_NK.tolist() == [[0, 0.5, 0, 0, 1], [0.25, 0, 0, 0, 0], [-1, 2, 0, 0, 0]]
+    assert torch.allclose(rows.column("old_logp")[0], torch.tensor([-0.5, -0.1, -0.5, -0.5, -0.1]))
+    assert rows.return_N.tolist() == [1.5, 0.25, 1.0]
+    assert rows.group_N.tolist() == [7, 8, 7]
+    assert rows.is_terminated_N.tolist() == [False, True, True]
+    assert rows.is_success_N.tolist() == [True, False, False]
     # Of the longest context, which is what may not fit; the final observation is not the policy's.
-    assert rollouts.num_tokens_N.tolist() == [6, 2, 5]
+    assert rows.num_tokens_N.tolist() == [6, 2, 5]
 
 
 def test_what_is_written_arrives_at_the_sampled_tokens_of_the_right_part():
     last, other, first, single = make_samples()
-    rollouts = Rollouts([last, other, first, single])
+    rows = AdvantageRows([last, other, first, single])
     of_tokens = torch.tensor([[1.0, 2, 3, 4, 5], [6, 0, 0, 0, 0], [7, 8, 0, 0, 0]])
-    rollouts.set_column("advantage", of_tokens)
+    rows.set_column("advantage", of_tokens)
     # P P a0 a0 E1 a1 | P P P a2 a2 F F
     assert first.advantage.tolist() == [0, 0, 1, 2, 0, 3]
     assert last.advantage.tolist() == [0, 0, 0, 4, 5, 0, 0]
     assert (other.advantage.tolist(), single.advantage.tolist()) == ([0, 6], [0, 0, 7, 0, 8])
     assert first.advantage.dtype == np.float32
-    assert torch.equal(rollouts.column("advantage"), of_tokens)
-    rollouts.set_column("advantage", torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64))
+    assert torch.equal(rows.column("advantage"), of_tokens)
+    rows.set_column("advantage", torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64))
     assert first.advantage.tolist() == [0, 0, 0.5, 0.5, 0, 0.5]
     assert last.advantage.tolist() == [0, 0, 0, 0.5, 0.5, 0, 0]
     assert (other.advantage.tolist(), single.advantage.tolist()) == ([0, -1], [0, 0, 2, 0, 2])
@@ -74,7 +75,10 @@ def test_after_a_part_comes_the_value_before_the_next_ones_first_token():
     other.value, other.final_value = np.array([0, 0.5], np.float32), 9.0
     single.value, single.final_value = np.array([0, 0, 1, 0, 2], np.float32), 9.0
     config = PPOConfig().training(gamma=0.5, lambda_=0.5, bootstrap="truncated")
-    PPO.advantage(SimpleNamespace(config=config), Rollouts([last, other, first, single]))
+    rows = AdvantageRows([last, other, first, single])
+    found = PPO.advantage(SimpleNamespace(config=config), rows)
+    assert first.value_target is None  # what it is given stays as it was
+    rows.set_column("value_target", found.columns["value_target"])
     # delta = r + 0.5 V' - V over a0 a0 a1 | a2 a2, V = 0.1 0.2 0.3 | 0.4 0.5 and 7 after the horizon:
     #   0, 0.5 + 0.15 - 0.2 = 0.45, 0.2 - 0.3 = -0.1, 0.25 - 0.4 = -0.15, 1 + 3.5 - 0.5 = 4
     # A = delta + 0.25 A' from the end: 4, 0.85, 0.1125, 0.478125, 0.11953125; the targets are A + V
@@ -85,26 +89,26 @@ def test_after_a_part_comes_the_value_before_the_next_ones_first_token():
 
 
 def test_turns_have_rewards_states_and_values_of_their_own():
-    rollouts = Rollouts(make_samples())
-    assert rollouts.turn_NK.tolist() == [[0, 0, 1, 2, 2], [0] * 5, [0, 1, 0, 0, 0]]
-    assert rollouts.turn_mask_NU.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
-    assert rollouts.turn_reward_NU.tolist() == [[0.5, 0, 1], [0.25, 0, 0], [-1, 2, 0]]
+    rows = AdvantageRows(make_samples())
+    assert rows.turn_NK.tolist() == [[0, 0, 1, 2, 2], [0] * 5, [0, 1, 0, 0, 0]]
+    assert rows.turn_mask_NU.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
+    assert rows.turn_reward_NU.tolist() == [[0.5, 0, 1], [0.25, 0, 0], [-1, 2, 0]]
     # observations: 1 2, 5 | 7 7 7    1    1 2, 5
-    [[a, b, c], [d, _, _], [e, f, _]] = rollouts.turn_state_NU.tolist()
+    [[a, b, c], [d, _, _], [e, f, _]] = rows.turn_state_NU.tolist()
     assert (a, b) == (e, f)
     assert len({a, b, c, d}) == 4
     value_NU = torch.tensor([[1.0, 2, 3], [4, 0, 0], [5, 6, 0]])
-    assert rollouts.of_turns(value_NU).tolist() == [[1, 1, 2, 3, 3], [4, 0, 0, 0, 0], [5, 6, 0, 0, 0]]
+    assert rows.of_turns(value_NU).tolist() == [[1, 1, 2, 3, 3], [4, 0, 0, 0, 0], [5, 6, 0, 0, 0]]
 
 
 def test_the_same_return_in_other_turns_is_the_same_return():
     """0.1 + 0.2 and 0.3 differ in float32, and no less once they are summed in float64."""
     two = Sample.of_turns([turn([1], [2], 0.1), turn([3], [4], 0.2)], episode="a")
     one = Sample.of_turns([turn([1], [2], 0.3)], episode="b")
-    rollouts = Rollouts([two, one])
+    rows = AdvantageRows([two, one])
     assert two.reward.astype(float).sum() != one.reward.astype(float).sum()
-    assert rollouts.return_N[0] == rollouts.return_N[1]
-    assert group_relative_advantage(rollouts.return_N, rollouts.group_N, normalize_std=True).tolist() == [0, 0]
+    assert rows.return_N[0] == rows.return_N[1]
+    assert group_relative_advantage(rows.return_N, rows.group_N, normalize_std=True).tolist() == [0, 0]
 
 
 # --- episodes to samples ---
@@ -124,7 +128,7 @@ def two_agents(end_reason="terminated"):
 
 
 def test_an_episode_gives_a_sample_for_each_agent_that_has_acted():
-    x, y = samples_of(two_agents(), {"x": 4, "y": 5}.get)
+    x, y = samples_from_episode(two_agents(), {"x": 4, "y": 5}.get)
     assert (x.tokens.tolist(), y.tokens.tolist()) == ([1, 2, 3, 4, 5, 6], [1, 2])
     assert [(s.agent, s.module, s.group, s.episode) for s in (x, y)] == [
         ("x", "left", 4, "0-1-2-3"),
@@ -138,7 +142,9 @@ def test_an_episode_gives_a_sample_for_each_agent_that_has_acted():
     [("terminated", (True, False)), ("horizon", (False, False)), ("context_limit", (False, True))],
 )
 def test_a_sample_says_how_its_episode_ended(end_reason, flags):
-    [sample] = samples_of(episode([Stream("agent", "m", [turn([1], [2])])], end_reason, is_success=True), lambda _: 0)
+    [sample] = samples_from_episode(
+        episode([Stream("agent", "m", [turn([1], [2])])], end_reason, is_success=True), lambda _: 0
+    )
     assert (sample.is_terminated, sample.is_overlong) == flags
     assert sample.is_success is True
 
@@ -156,14 +162,14 @@ def test_a_sample_says_how_its_episode_ended(end_reason, flags):
 def test_a_critic_sees_the_final_observation_of_truncated_episodes_only_and_what_the_context_holds(
     end_reason, max_tokens, added
 ):
-    x, _ = samples_of(two_agents(end_reason), lambda _: 0, max_tokens=max_tokens)
+    x, _ = samples_from_episode(two_agents(end_reason), lambda _: 0, max_tokens=max_tokens)
     assert x.tokens.tolist() == [1, 2, 3, 4, 5, 6, *added]
     assert x.weight.tolist() == [0, 0, 1, 1, 0, 1] + [0] * len(added)
 
 
 def test_an_invalid_action_costs_its_turn_the_penalty_and_leaves_the_episode_as_it_was():
     played = two_agents()
-    x, y = samples_of(played, lambda _: 0, invalid_action_penalty=0.125)
+    x, y = samples_from_episode(played, lambda _: 0, invalid_action_penalty=0.125)
     assert x.reward.tolist() == [0, 0, 0, 0.5, 0, -0.125]
     assert y.reward.tolist() == [0, 0.25]
     assert played.streams["x"].total_reward == 0.5
@@ -172,8 +178,8 @@ def test_an_invalid_action_costs_its_turn_the_penalty_and_leaves_the_episode_as_
 def test_a_sample_knows_its_role_and_what_the_other_agents_have_earned():
     played = two_agents()
     played.streams["y"].role = "seat 0"
-    x, y = samples_of(played, {"x": 4, "seat 0": 5}.get, invalid_action_penalty=0.125)
+    x, y = samples_from_episode(played, {"x": 4, "seat 0": 5}.get, invalid_action_penalty=0.125)
     assert (x.role, y.role) == ("x", "seat 0")  # an agent's own name, where nobody says otherwise
     assert (x.group, y.group) == (4, 5)  # who played the same, not who has the same name, is compared
     assert (x.others_return, y.others_return) == (0.25, 0.5 - 0.125)
-    assert Rollouts([x, y]).others_return_N.tolist() == [0.25, 0.375]
+    assert AdvantageRows([x, y]).others_return_N.tolist() == [0.25, 0.375]

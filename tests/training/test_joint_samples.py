@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rllm_gym.training.advantage_rows import samples_of
 from rllm_gym.training.joint_samples import JointSample
+from rllm_gym.training.samples import samples_from_episode
 from rllm_gym.types import EndReason, Episode, Stream, TaskGroup, Turn
 
 
@@ -35,7 +35,7 @@ def test_turns_stand_in_the_order_in_which_agents_acted(episode):
 def test_values_go_to_each_agents_tokens_and_targets_come_back_from_them(episode):
     joint = JointSample.of_episode(episode, module="critic", is_trained=lambda module: True)
     joint.sample.value = np.arange(14, dtype=np.float32)
-    first, second, y = samples_of(episode, lambda _: 0)
+    first, second, y = samples_from_episode(episode, lambda _: 0)
     joint.give_values([y, second, first])
     assert first.value.tolist() == [0, 0, 2, 3, 0, 8]
     assert second.value.tolist() == [0, 0, 13]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rllm_gym.algorithms import policy_gradient
+from rllm_gym.algorithms import policy_learner
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import best_and_worst, read_episodes
 from rllm_gym.training.recorded_samples import is_wanted
@@ -74,8 +74,8 @@ def test_the_loss_of_several_micro_batches_is_plain_torchs(
     ray_cluster, restless_model, reference_model, terms, monkeypatch
 ):
     # Another reference than the policy itself, to which the KL would be 0.
-    load = policy_gradient.load_language_model
-    monkeypatch.setattr(policy_gradient, "load_language_model", lambda _, dtype: load(str(reference_model), dtype))
+    load = policy_learner.load_language_model
+    monkeypatch.setattr(policy_learner, "load_language_model", lambda _, dtype: load(str(reference_model), dtype))
     settings = {"clip_low": 0.05, "clip_high": 0.5, "temperature": 0.8, "kl_coeff": 0.0, "entropy_coeff": 0.0} | terms
     options = MANY_MICRO_BATCHES | settings | {"kl_kind": "k3"}
     with run(restless_model, **options) as found:

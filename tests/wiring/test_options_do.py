@@ -341,7 +341,7 @@ ELSEWHERE = {
     "opponents": "tests/wiring/test_opponents.py",
     "algorithm_config_overrides_per_module": "tests/wiring/test_multi_agent.py",
     "skip_non_finite_steps": "tests/learner/test_non_finite.py",
-    "env_runner_restore_timeout_s": "tests/training/test_replay.py",
+    "env_runner_restore_timeout_s": "tests/training/test_samplers.py",
     "callbacks_on_checkpoint_loaded": "tests/wiring/test_joints.py",
     "num_expert_workers": "tests/algorithms/test_sft.py",
     "retokenize": "tests/algorithms/test_sft.py",
