@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from rllm_gym.envs.agents.functions import Function
 from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.searchqa.embedded import EmbeddedQuestions
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
-from rllm_gym.envs.searchqa.questions import AGENTGYM_RANGES, DATASETS, Question, Questions, load_questions
+from rllm_gym.envs.searchqa.questions import AGENTGYM_RANGES, DATASETS, FileQuestions, Question, Questions
 from rllm_gym.envs.searchqa.retrievers import Retriever, load_retriever
 from rllm_gym.envs.searchqa.scoring import is_exact_match
 from rllm_gym.errors import ConfigError
@@ -259,3 +261,9 @@ class SearchQAEnv(TextEnv):
         if isinstance(self._retriever, Retriever):
             return self._retriever
         return load_retriever(self._retriever, **self._retriever_options)
+
+
+@functools.cache
+def load_questions(paths: tuple[str, ...]) -> Questions:
+    """Return the questions of these files, or the embedded ones if there are none; shared within the process."""
+    return FileQuestions([Path(path).expanduser() for path in paths]) if paths else EmbeddedQuestions()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rllm_gym.envs.searchqa.retrievers import Passage
+from rllm_gym.envs.searchqa.retrievers.base import Passage
 
 MAX_PASSAGE_CHARS = 4000  # of a passage in a reply; wiki-18's have 100 words
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)

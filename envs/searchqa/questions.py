@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rllm_gym.envs.searchqa.retrievers import need
+from rllm_gym.envs.searchqa.retrievers.base import need
 from rllm_gym.errors import ConfigError
 
 # First item and the one after the last, by dataset and split of its source: the item ranges of AgentGym's SearchQA
@@ -118,14 +117,6 @@ class FileQuestions:
     def _row(self, number: int) -> int | None:
         row = bisect.bisect_left(self._numbers, number)
         return row if row < len(self._numbers) and self._numbers[row] == number else None
-
-
-@functools.cache
-def load_questions(paths: tuple[str, ...]) -> Questions:
-    """Return the questions of these files, or the embedded ones if there are none; shared within the process."""
-    from rllm_gym.envs.searchqa.embedded import EmbeddedQuestions
-
-    return FileQuestions([Path(path).expanduser() for path in paths]) if paths else EmbeddedQuestions()
 
 
 def _range_of(number: int) -> tuple[str, str]:

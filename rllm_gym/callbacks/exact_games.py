@@ -7,7 +7,8 @@ from typing import Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from rllm_gym.games.measure import completed_by, game_of, measure
+from rllm_gym.games.measure import completed_by, measure
+from rllm_gym.games.questions import game_of
 from rllm_gym.models import resolve_base_model
 from rllm_gym.tokens import ChatTokenizer
 

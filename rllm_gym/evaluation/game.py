@@ -11,8 +11,9 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.export import choose_policy, load_policy, policy_ids
 from rllm_gym.evaluation.panel import Panel
 from rllm_gym.evaluation.policy import Policy, find_policy, playing_config
-from rllm_gym.games.measure import ENVIRONMENTS, completed_by, game_of, measure
+from rllm_gym.games.measure import completed_by, measure
 from rllm_gym.games.nash import rules_of
+from rllm_gym.games.questions import ENVIRONMENTS, game_of
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import DEFAULT_MODULE, SamplingParams
 

@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from rllm_gym.envs.text_space import UNREADABLE
-from rllm_gym.games.measure import MoveChances
+from rllm_gym.games.questions import MoveChances
 from rllm_gym.rollout.engines.transformers import sampled_logp
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import SamplingParams

@@ -5,8 +5,9 @@ import pytest
 
 from rllm_gym.envs.poker.rules import KUHN
 from rllm_gym.games import token_chances
-from rllm_gym.games.measure import MoveChances, completed_by, game_of, measure, questions_of
+from rllm_gym.games.measure import completed_by, measure
 from rllm_gym.games.nash import information_states
+from rllm_gym.games.questions import MoveChances, game_of, questions_of
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import SamplingParams
 from tests.needs import skip_without

@@ -84,7 +84,7 @@ def test_too_many_deadly_groups_end_the_run():
 def test_a_runner_that_never_comes_back_ends_the_run():
     group = Group(0, stays_dead=True)
     group.dead = {2}
-    with pytest.raises(RllmGymError, match="no EnvRunner came back in time; env_runner_restore_timeout_s is 0.0"):
+    with pytest.raises(RllmGymError, match=r"no EnvRunner came back in time; env_runner_restore_timeout_s is 0.0"):
         samplers(group).sample(groups(1), horizons={})
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
-from rllm_gym.errors import ConfigError, MachineError, nearest
+from rllm_gym.envs.searchqa.retrievers.base import Passage, Passages, Retriever, need
+from rllm_gym.errors import ConfigError, nearest
+
+__all__ = ["Passage", "Passages", "Retriever", "load_retriever", "need"]
 
 KINDS = ("bm25", "dense", "faiss", "http")
 # Which kinds take an option; see `Bm25Retriever.open`, `DenseRetriever.open`, `open_faiss` and `HttpRetriever`.
@@ -26,33 +26,6 @@ OPTIONS = {
     "b": ("bm25",),
     "url": ("http",),
 }
-
-
-class Passage(NamedTuple):
-    """A passage as wiki-18 has it (the title in quotation marks, a line break, the text), and how well it fits."""
-
-    contents: str
-    score: float
-
-
-class Passages(Protocol):
-    """The contents of passages by number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> str: ...
-
-
-@runtime_checkable
-class Retriever(Protocol):
-    """What an environment searches with. It may be called from several threads at once."""
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
-        """Return at most `topk` passages for each query, best first.
-
-        Raises:
-            EnvError: the search failed, which is no fault of the query.
-        """
 
 
 def load_retriever(kind: str, **options: Any) -> Retriever:
@@ -104,13 +77,3 @@ def _load(kind: str, options: tuple[tuple[str, Any], ...], pid: int) -> Retrieve
     from rllm_gym.envs.searchqa.retrievers.bm25 import Bm25Retriever
 
     return Bm25Retriever.open(index, **given) if index else Bm25Retriever.embedded(**given)
-
-
-def need(module: str, package: str = "") -> ModuleType:
-    """Import a module of the extra `searchqa`."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        raise MachineError(
-            f'SearchQA-v0 needs the {package or module} package: pip install "rllm-gym[searchqa]".'
-        ) from e

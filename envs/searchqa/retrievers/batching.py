@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from rllm_gym.envs.searchqa.retrievers import Passage
+from rllm_gym.envs.searchqa.retrievers.base import Passage
 from rllm_gym.errors import EnvError
 
 MAX_BATCH = 256  # queries in one search

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rllm_gym.envs.searchqa.embedded import load_passages
-from rllm_gym.envs.searchqa.retrievers import Passage, Passages, need
+from rllm_gym.envs.searchqa.retrievers.base import Passage, Passages, need
 from rllm_gym.envs.searchqa.retrievers.store import PassageStore, Report, copy_passages, read_meta, write_meta
 from rllm_gym.errors import ConfigError, nearest
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.envs.searchqa.retrievers import Passage, Passages, need
+from rllm_gym.envs.searchqa.retrievers.base import Passage, Passages, need
 from rllm_gym.envs.searchqa.retrievers.batching import Batcher
 from rllm_gym.envs.searchqa.retrievers.encoder import TEXTS_PER_BATCH, Encoder, Vectors
 from rllm_gym.envs.searchqa.retrievers.store import PassageStore, Report, copy_passages, read_meta, write_meta

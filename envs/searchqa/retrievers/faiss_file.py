@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.envs.searchqa.retrievers import need
+from rllm_gym.envs.searchqa.retrievers.base import need
 from rllm_gym.envs.searchqa.retrievers.corpus import CorpusFile
 from rllm_gym.envs.searchqa.retrievers.dense import DenseRetriever, FaissIndex, check_dimensions
 from rllm_gym.envs.searchqa.retrievers.encoder import Encoder, is_e5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rllm_gym.envs.searchqa.retrievers import Passage, need
+from rllm_gym.envs.searchqa.retrievers.base import Passage, need
 from rllm_gym.envs.searchqa.retrievers.batching import Batcher
 from rllm_gym.errors import ConfigError, EnvError
 
