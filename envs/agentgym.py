@@ -19,7 +19,7 @@ class AgentGymProtocol(TextEnv):
 
     The first user turn is the instruction of AgentGym's client, and the policy is taken to have answered "OK"
     (`preamble`); then comes the first observation. There is no system prompt, so that a chat template writes its own
-    default, as in AgentGym-RL. `_act` returns what AgentGym's client returns for a step.
+    default, as in AgentGym-RL. `act` returns what AgentGym's client returns for a step.
 
     AgentGym's reward of an episode is that of its last step. A step here has the change of it as its reward, so that
     the return of an episode is AgentGym's; `info["agentgym_reward"]` is the client's own.

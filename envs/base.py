@@ -52,13 +52,13 @@ class StepResult(NamedTuple):
     is_truncated: bool = False
 
 
-_TO_WRITE = ("_split_indices", "_reset_item", "_act", "category")
+_TO_WRITE = ("split_indices", "reset_item", "act", "category")
 
 
 class TextEnv(HasItems, gymnasium.Env[str, str]):
     """An environment of numbered tasks ("items") that is read and acted on in plain text.
 
-    A subclass sets `name`, `num_items` and `default_system_prompt`, and writes `_split_indices`, `_reset_item`, `_act`,
+    A subclass sets `name`, `num_items` and `default_system_prompt`, and writes `split_indices`, `reset_item`, `act`,
     `category` and `expert_action`; it sets `self.is_success` when the task is solved. It takes every random number from
     `self.np_random`, and has no turn limit of its own.
 
@@ -126,11 +126,11 @@ class TextEnv(HasItems, gymnasium.Env[str, str]):
 
     # What an environment writes.
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         """Begin item `index` and return its first observation."""
         raise NotImplementedError
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         """Carry out a model's text and return what comes of it. A text that does not parse is an ordinary step."""
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class TextEnv(HasItems, gymnasium.Env[str, str]):
         super().reset(seed=seed)
         index = self._draw_item(asked)
         self.is_success = self.is_invalid_action = False
-        observation = self._reset_item(index)
+        observation = self.reset_item(index)
         if self.render_mode == "ansi":
             before = [self.system_prompt, *(said for turn in self.preamble for said in turn)]
             self._transcript = [*filter(None, before), observation]
@@ -171,7 +171,7 @@ class TextEnv(HasItems, gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take what the model wrote; info is that of the class docstring."""
-        result = self._act(action)
+        result = self.act(action)
         self.is_invalid_action = result.is_invalid
         if self.render_mode == "ansi":
             self._transcript += [indent(action, "> ", lambda line: True), result.reply]

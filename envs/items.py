@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +16,8 @@ from rllm_gym.errors import ConfigError, nearest
 SPLITS = ("train", "eval", "all")
 RESERVED_SPLITS = ("all", "env_runners")  # every item; and all splits' metrics together, in RLlib's results
 MAX_ITEM_BYTES = 1 << 28  # of a file of item ids
+
+FORMER_HOOKS = ("_act", "_reset_item", "_split_indices")  # public now, without the underscore
 
 # A list of item ids, or the path of a file with some.
 ItemIds: TypeAlias = Sequence[str | int] | str | Path
@@ -46,7 +49,7 @@ def restrict(rule: str, option: Any, known: Sequence[Any]) -> frozenset[Any]:
 class HasItems:
     """The numbered tasks of an environment, from which a reset draws one.
 
-    A subclass sets `name` and `num_items`, writes `_split_indices`, and calls `_choose_items` when it is made and
+    A subclass sets `name` and `num_items`, writes `split_indices`, and calls `_choose_items` when it is made and
     `_draw_item` in its reset. `split`, `item_ids` and `splits` are as `TextEnv` has them.
     """
 
@@ -55,9 +58,21 @@ class HasItems:
     np_random: np.random.Generator
     _index: int | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in FORMER_HOOKS:
+            new = name.removeprefix("_")
+            if name in vars(cls) and new not in vars(cls):
+                setattr(cls, new, vars(cls)[name])
+                warnings.warn(
+                    f"{cls.__name__}: {name} is the former name of {new}, and goes with the next release. Rename it.",
+                    FutureWarning,
+                    stacklevel=2,
+                )
+
     # What an environment writes.
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         """Return the items of "train", "eval" or "all", in order, after the environment's own filters."""
         raise NotImplementedError
 
@@ -142,7 +157,7 @@ class HasItems:
             )
         selection = splits.get(self.split)
         if selection is None:
-            selection = tuple(self._split_indices(self.split))
+            selection = tuple(self.split_indices(self.split))
         if splits:
             self._check_disjoint({**splits, self.split: selection})
         if item_ids is not None:
@@ -169,7 +184,7 @@ class HasItems:
                 f"{self._who}: splits must map names to lists, files or splits; got {splits!r}. "
                 "Write {train: ..., eval: ...}, or leave it out."
             )
-        playable = set(self._split_indices("all"))
+        playable = set(self.split_indices("all"))
         found = {}
         for name, ids in splits.items():
             if not isinstance(name, str) or not name or "/" in name or name in RESERVED_SPLITS:
@@ -188,7 +203,7 @@ class HasItems:
 
     def _split_of(self, name: str, ids: ItemIds) -> Iterable[int]:
         if isinstance(ids, str) and ids in SPLITS:
-            return self._split_indices(ids)
+            return self.split_indices(ids)
         if isinstance(ids, str) and ids.isidentifier() and not Path(ids).exists():
             raise ConfigError(
                 f"{self._who}: a split must be a list of ids, a file of ids, or one of {', '.join(SPLITS)}; got "
@@ -197,7 +212,7 @@ class HasItems:
         return map(self._parse_item_id, self._read_item_ids(f"splits: {name}", ids))
 
     def _check_disjoint(self, splits: Mapping[str, tuple[int, ...]]) -> None:
-        train = set(splits["train"] if "train" in splits else self._split_indices("train"))
+        train = set(splits["train"] if "train" in splits else self.split_indices("train"))
         for name, indices in splits.items():
             shared = [index for index in indices if index in train]
             if shared and name not in ("train", "all"):

@@ -35,8 +35,8 @@ class SeatedEnv(HasItems, TextMultiAgentEnv):
     i the seat (i + k) % n; without it, player i has seat i. Training and evaluation count `seating` up from one episode
     of a group to the next, so that everyone plays a task from every seat.
 
-    A subclass sets `name`, `num_items` and `default_system_prompt`, and writes `_split_indices`, `category`, `_begin`
-    and `_act`; `_tell` and `_ask` say things to seats. A player is told what came since its last turn when it must act,
+    A subclass sets `name`, `num_items` and `default_system_prompt`, and writes `split_indices`, `category`, `_begin`
+    and `act`; `_tell` and `_ask` say things to seats. A player is told what came since its last turn when it must act,
     and at the end of the game, if it has ever acted.
 
     Info keys, of every player that reads something: `item_id`, `category`, `role` ("seat_0": what the player is in this
@@ -82,7 +82,7 @@ class SeatedEnv(HasItems, TextMultiAgentEnv):
         """Begin item `index`: tell the seats what they must know, and `_ask` one for its move."""
         raise NotImplementedError
 
-    def _act(self, seat: int, text: str) -> Move:
+    def act(self, seat: int, text: str) -> Move:
         """Carry out the text of the seat that was asked, and `_ask` the next one, unless the game is over."""
         raise NotImplementedError
 
@@ -163,7 +163,7 @@ class SeatedEnv(HasItems, TextMultiAgentEnv):
             raise ValueError(f"{self._who}: it is the turn of {player}; got actions of {sorted(action_dict)}.")
         self._actor = None
         self._has_acted[seat] = True
-        move = self._act(seat, action_dict[player])
+        move = self.act(seat, action_dict[player])
         self._is_invalid[seat] = move.is_invalid
         self._winners = tuple(move.winners)
         if move.is_over:

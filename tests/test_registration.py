@@ -26,13 +26,13 @@ class Echo(TextEnv):
 
     category = "echo"
 
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return [0]
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         return "hello"
 
-    def _act(self, action):
+    def act(self, action):
         return StepResult(action + self.suffix, 0.0, is_over=False, is_invalid=False)
 
 

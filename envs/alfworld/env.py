@@ -138,7 +138,7 @@ class ALFWorldEnv(TextEnv):
         catalog = self._catalog
         return [i for i in catalog.indices(*folders) if catalog.task_type(i) in self._task_types]
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         folders = {"train": ("train",), "eval": ("valid_seen", "valid_unseen")}
         return self._of(*folders.get(split, ("train", "valid_seen", "valid_unseen")))
 
@@ -154,13 +154,13 @@ class ALFWorldEnv(TextEnv):
     def _item_id(self, index: int) -> str:
         return self._catalog.names[index]
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._history = []
         self._game = Game(self._catalog.file(index), replaces=self._game)
         self._commands = self._game.opening.commands
         return self._with_commands(self._game.opening.text.removeprefix(BANNER).strip())
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         command = " ".join(parse_action(action).lower().split())[:MAX_COMMAND_CHARS]
         if self.is_success:
             return StepResult(OVER, 0.0, is_over=True, is_invalid=False)

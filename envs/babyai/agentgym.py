@@ -60,9 +60,9 @@ class AgentGymBabyAI(AgentGymProtocol, BabyAIEnv):
     def _make_level(self, index: int) -> Any:
         return make_level(index % len(LEVELS), seed=index // len(LEVELS), as_in_minigrid_2=True)
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._last = self._score = 0.0
-        return super()._reset_item(index)
+        return super().reset_item(index)
 
     def _look(self, view: View | None = None) -> None:
         level = self._level
@@ -74,11 +74,11 @@ class AgentGymBabyAI(AgentGymProtocol, BabyAIEnv):
         if held is not None:
             level.grid.set(*held.init_pos, None)
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         command = cleaned_action(action)
         if command is None:
             return StepResult(TWO_ACTIONS, 0.0, is_over=False, is_invalid=True)
-        reply, _, is_over, is_invalid, is_truncated = super()._act(command)
+        reply, _, is_over, is_invalid, is_truncated = super().act(command)
         self._score += self._last
         return StepResult(reply, self._score, is_over, is_invalid, is_truncated)
 

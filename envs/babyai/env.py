@@ -144,7 +144,7 @@ class BabyAIEnv(TextEnv):
             split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
         )
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         first = NUM_DRAWN_ITEMS - NUM_EVAL_ITEMS
         items = {"all": range(NUM_ITEMS), "train": range(first), "eval": range(first, NUM_DRAWN_ITEMS)}[split]
         return [i for i in items if i % len(LEVELS) + 1 in self._levels]
@@ -159,7 +159,7 @@ class BabyAIEnv(TextEnv):
     def _make_level(self, index: int) -> Any:
         return make_level(index % len(LEVELS), seed=index // len(LEVELS))
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._level = self._make_level(index)
         self._has_seen = bytearray(self._level.width * self._level.height)
         self._is_over = self._is_truncated = False
@@ -168,7 +168,7 @@ class BabyAIEnv(TextEnv):
         goal = self._level.mission.replace("then", "and").replace("after you", "and")
         return self._with_actions(f"Your goal: {goal}\n{describe(self._view)}")
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         text = parse_action(action).lower()
         reward, is_invalid = 0.0, False
         if "check" in text:

@@ -123,7 +123,7 @@ class MiniWoBEnv(WebEnv):
     _seed = 0
     _instruction = ""
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         return [i for i, task in enumerate(TASKS) if split == "all" or (task in EVAL_TASKS) == (split == "eval")]
 
     @property
@@ -148,9 +148,9 @@ class MiniWoBEnv(WebEnv):
             f"{self.num_items - 1}; got {item_id!r}. Did you mean {self.name}_{nearest(name, TASKS)}?"
         )
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._seed = int(self.np_random.integers(2**31))
-        return super()._reset_item(index)
+        return super().reset_item(index)
 
     def _open(self, index: int) -> WebPage:
         from rllm_gym.envs.web.page import PageError, WebPage

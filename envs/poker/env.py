@@ -53,7 +53,7 @@ class PokerEnv(SeatedEnv):
         self._state: Any = None
         super().__init__(2, split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         first, last = {"all": (0, ROUNDS), "train": (0, TRAIN_ROUNDS), "eval": (TRAIN_ROUNDS, ROUNDS)}[split]
         return range(first * len(self._deals), last * len(self._deals))
 
@@ -102,7 +102,7 @@ class PokerEnv(SeatedEnv):
             "information_state": self._state.information_state_string(seat),
         }
 
-    def _act(self, seat: int, text: str) -> Move:
+    def act(self, seat: int, text: str) -> Move:
         action = move_in(text, self.rules, thoughts=self.thoughts)
         other = 1 - seat
         if action is None or action not in self._state.legal_actions():

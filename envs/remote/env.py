@@ -163,14 +163,14 @@ class RemoteEnv(TextEnv):
         self._seed = seed
         return super().reset(seed=seed, options=options)
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         if not self._tasks.ids:
             return (0,)
         if split == "all":
             return self._tasks.indices("all") or range(len(self._tasks.ids))
         return self._tasks.indices(split)
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         seed = self._seed if self._seed is not None else int(self.np_random.integers(1 << 31))
         begun = (seed, self._tasks.ids[index] if self._tasks.ids else None)
         self._begun, self._turns = None, []
@@ -182,7 +182,7 @@ class RemoteEnv(TextEnv):
         self.preamble = reply.preamble
         return reply.text
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         text = action.encode("utf-8", "replace").decode()  # JSON has no lone surrogates
         with self._lost_on_error() as session:
             reply = session.step(text)

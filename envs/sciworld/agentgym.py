@@ -46,7 +46,7 @@ class AgentGymSciWorld(AgentGymProtocol, SciWorldEnv):
 
     preamble = ((INSTRUCTION, OK),)
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         _, found, after = action.removesuffix("</s>").rpartition("Action:")
         # Without "Action:" nothing is asked for, but for what has the form of WebShop's actions.
         command = after if found or "search[" in after or "click[" in after else ""

@@ -159,7 +159,7 @@ class SciWorldEnv(TextEnv):
             split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
         )
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         end = NUM_AGENTGYM_ITEMS if self.task_set == "agentgym" else self.num_items
         items = load_items()
         return [index for index in split_indices(split) if index < end and items[index][0].name in self._tasks]
@@ -168,7 +168,7 @@ class SciWorldEnv(TextEnv):
     def category(self) -> str:
         return load_items()[self.index][0].name
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._history = []
         self._score = 0
         self._is_over = False
@@ -176,7 +176,7 @@ class SciWorldEnv(TextEnv):
         self._simulation, self._observation = self._open(old)
         return self._observation
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         command = parse_action(action)[:MAX_ACTION_CHARS]
         reply, score, is_complete = self._live_simulation().step(without_reset(command))
         self._history.append((command, reply))

@@ -42,11 +42,11 @@ class AgentGymSearchQA(AgentGymProtocol, SearchQAEnv):
     preamble = ((INSTRUCTION, "Ok."),)
     turn_form = TURN_FORM
 
-    def _reset_item(self, index: int) -> str:
-        super()._reset_item(index)
+    def reset_item(self, index: int) -> str:
+        super().reset_item(index)
         return QUESTION.format(question=self._question.text.strip())
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         match = _ACTION.search(action)
         if match is None:
             return StepResult(INVALID, 0.0, is_over=False, is_invalid=True)

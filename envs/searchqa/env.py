@@ -192,7 +192,7 @@ class SearchQAEnv(TextEnv):
     def _question(self) -> Question:
         return self._questions[self.index]
 
-    def _split_indices(self, split: str) -> list[int]:
+    def split_indices(self, split: str) -> list[int]:
         return list(self._questions.numbers(split, self._datasets))
 
     def named_item(self, entry: Any) -> int | None:
@@ -212,13 +212,13 @@ class SearchQAEnv(TextEnv):
             )
         return number
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._searched = []
         self._num_answers = 0
         self._is_well_formed = True
         return f"Question: {self._question.text}"
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         kind, content = parse_turn(action)
         self._is_well_formed = self._is_well_formed and is_well_formed(action)
         reward = 0.0

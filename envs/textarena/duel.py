@@ -97,7 +97,7 @@ class TextArenaDuelEnv(SeatedEnv):
             num_players or allowed[0], split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt
         )
 
-    def _split_indices(self, split: str) -> range:
+    def split_indices(self, split: str) -> range:
         first = list(DUELS).index(self.game) * ITEMS_PER_GAME
         begin, end = {
             "all": (0, ITEMS_PER_GAME),
@@ -111,15 +111,15 @@ class TextArenaDuelEnv(SeatedEnv):
         return self._playing.id
 
     def _begin(self, index: int) -> None:
-        if index not in self._split_indices("all"):
+        if index not in self.split_indices("all"):
             raise ConfigError(
-                f"TextArenaDuelEnv: the items of {self.game} are those from {self._split_indices('all')[0]} to "
-                f"{self._split_indices('all')[-1]}; got {index}. Choose one, or another game."
+                f"TextArenaDuelEnv: the items of {self.game} are those from {self.split_indices('all')[0]} to "
+                f"{self.split_indices('all')[-1]}; got {index}. Choose one, or another game."
             )
         self._match = Match(self.game, index % ITEMS_PER_GAME, len(self.possible_agents))
         self._ask(self._match.seat, self._match.news(self._match.seat))
 
-    def _act(self, seat: int, text: str) -> Move:
+    def act(self, seat: int, text: str) -> Move:
         match, still = self._playing, [0.0] * len(self.possible_agents)
         reply = match.step(parse_action(text))
         if reply is None:

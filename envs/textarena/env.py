@@ -97,7 +97,7 @@ class TextArenaEnv(TextEnv):
             split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
         )
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         seeds = {
             "all": range(ITEMS_PER_GAME),
             "train": range(TRAIN_ITEMS_PER_GAME),
@@ -110,12 +110,12 @@ class TextArenaEnv(TextEnv):
     def category(self) -> str:
         return GAMES[self.index // ITEMS_PER_GAME]
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._is_over = False
         self._game = Game(GAMES[index // ITEMS_PER_GAME], index % ITEMS_PER_GAME)
         return self._game.opening
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         text, game = parse_action(action), self._playing()
         if self._is_over:
             return StepResult(OVER, 0.0, is_over=True, is_invalid=False)

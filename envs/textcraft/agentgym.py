@@ -39,8 +39,8 @@ class AgentGymTextCraft(AgentGymProtocol, TextCraftEnv):
 
     preamble = ((INSTRUCTION, OK),)
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         command = cleaned_action(action)
         if command is None:
             return StepResult(TWO_ACTIONS, 0.0, is_over=False, is_invalid=True)
-        return super()._act(command)
+        return super().act(command)

@@ -92,7 +92,7 @@ class TextCraftDuoEnv(SeatedEnv):
         self._task: Task | None = None
         super().__init__(2, split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         held = set(split_of(split))
         return [index for index, goal in enumerate(goals()) if goal in held]
 
@@ -115,7 +115,7 @@ class TextCraftDuoEnv(SeatedEnv):
         self._tell("Goal: the other crafter knows it.", 1)
         self._actor = 0
 
-    def _act(self, seat: int, text: str) -> Move:
+    def act(self, seat: int, text: str) -> Move:
         action = parse_action(text)[:MAX_ACTION_CHARS]
         reply, seen = self._carry_out(seat, action)
         self._tell(reply, seat)

@@ -135,7 +135,7 @@ class TextCraftEnv(TextEnv):
             entry = _goal_said(entry)
         return load_book().item_of.get(identify(entry.removeprefix(PREFIX))) if isinstance(entry, str) else None
 
-    def _split_indices(self, split: str) -> list[int]:
+    def split_indices(self, split: str) -> list[int]:
         book = load_book()
         return [i for i in split_of(split) if book.depths[book.goals[i]] in self._depths]
 
@@ -144,7 +144,7 @@ class TextCraftEnv(TextEnv):
         book = load_book()
         return f"depth_{book.depths[book.goals[self.index]]}"
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._goal = load_book().goals[index]
         self._inventory = {}
         needed, others = _task_recipes(self._goal)
@@ -153,7 +153,7 @@ class TextCraftEnv(TextEnv):
         shuffled = "\n".join([lines[i] for i in self.np_random.permutation(len(lines))])
         return f"Crafting commands:\n{shuffled}\n\nGoal: craft {display(self._goal)}."
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         num_goals_before = self._inventory.get(self._goal, 0)
         reply, is_invalid = self._reply(action)
         is_crafted = self._inventory.get(self._goal, 0) > num_goals_before  # a goal cannot be had in another way

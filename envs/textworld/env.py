@@ -119,7 +119,7 @@ class TextWorldEnv(TextEnv):
             split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
         )
 
-    def _split_indices(self, split: str) -> Sequence[int]:
+    def split_indices(self, split: str) -> Sequence[int]:
         first = NUM_ITEMS - NUM_EVAL_ITEMS
         items = {"all": range(NUM_ITEMS), "train": range(first), "eval": range(first, NUM_ITEMS)}[split]
         return [i for i in items if i % NUM_LEVELS + 1 in self._levels]
@@ -128,14 +128,14 @@ class TextWorldEnv(TextEnv):
     def category(self) -> str:
         return f"quest_{self.index % NUM_LEVELS + 1}"
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._history = []
         self._is_over = False
         self._game = Game(index % NUM_LEVELS + 1, index // NUM_LEVELS, replaces=self._game)
         self._plan = self._game.plan
         return self._game.opening
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         text = parse_action(action)
         command = as_command(text)
         if self._is_over:

@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 class WebEnv(TextEnv):
     """An environment of tasks on web pages: WebArena's observations and actions in a shared browser.
 
-    A subclass sets `name`, `num_items` and writes `_split_indices`, `category`, `expert_action`, and:
+    A subclass sets `name`, `num_items` and writes `split_indices`, `category`, `expert_action`, and:
 
     - `_open(index)`: begin item `index` and return the window to act in, with its first page loaded;
     - `instruction`: the task in words, after `_open`;
@@ -133,7 +133,7 @@ class WebEnv(TextEnv):
         """The elements of the last observation, cut or not."""
         return self._nodes
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._history = []
         self._is_over = False
         old, self._page = self._page, None
@@ -143,7 +143,7 @@ class WebEnv(TextEnv):
         self._first = self._observe()
         return self._first
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         parsed = parse(action, has_pointer=self.has_pointer)
         page = self.page
         verdict = self._carry_out(page, parsed)
@@ -201,7 +201,7 @@ class WebEnv(TextEnv):
         self._page = self._open(self._index)
         repeated = [self._observe()]
         for action, _ in history:
-            repeated.append(self._act(action).reply)
+            repeated.append(self.act(action).reply)
         if repeated != [self._first, *(observation for _, observation in history)]:
             raise EnvError(f"{self._who}: a copied episode must repeat; it differed. Reset the environment.")
         self.is_success = is_success

@@ -124,7 +124,7 @@ class AgentGymWebArena(AgentGymProtocol, WebArenaEnv):
         self._previous = "None"
         return super()._open(index)
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         fenced = _FENCED.search(action)
         parsed = NO_FENCE if fenced is None else read_action(self._as_is(fenced[1].strip()))
         if isinstance(parsed, str):

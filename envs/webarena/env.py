@@ -158,7 +158,7 @@ class WebArenaEnv(WebEnv):
             self.task_set
         )  # shared within the process, so that copies of an environment stay small
 
-    def _split_indices(self, split: str) -> list[int]:
+    def split_indices(self, split: str) -> list[int]:
         return [
             index
             for index in tasks.split_indices(self.task_set, split)

@@ -23,18 +23,18 @@ class Rooms(TextEnv):
     num_items = 8
     default_system_prompt = "Go on."
 
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return list(range(8))
 
     @property
     def category(self):
         return "rooms"
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         self.room = 0
         return f"House {index}, number {self.np_random.integers(1_000_000)}."
 
-    def _act(self, action):
+    def act(self, action):
         if action not in ("on", "trap"):
             return StepResult("What?", 0.0, False, True)
         self.room += action == "on"

@@ -18,13 +18,13 @@ class Good(TextEnv):
     num_items = 20
     category = "numbers"
 
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return {"train": range(15), "eval": range(15, 20), "all": range(20)}[split]
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         return f"Say {index}."
 
-    def _act(self, action):
+    def act(self, action):
         self.is_success = action == str(self.index)
         return StepResult(action, float(self.is_success), self.is_success, is_invalid=not action.isdigit())
 
@@ -33,7 +33,7 @@ class Good(TextEnv):
 
 
 class OddObservation(Good):
-    def _reset_item(self, index):
+    def reset_item(self, index):
         return index
 
 
@@ -43,9 +43,9 @@ class NoBool(Good):
 
 
 class SolvedAtOnce(Good):
-    def _reset_item(self, index):
+    def reset_item(self, index):
         self.is_success = True
-        return super()._reset_item(index)
+        return super().reset_item(index)
 
 
 class LostExpert(Good):
@@ -62,21 +62,21 @@ class MovingExpert(Good):
 
 
 class Crashes(Good):
-    def _act(self, action):
+    def act(self, action):
         if action == "Action:":
             raise KeyError("no action")
-        return super()._act(action)
+        return super().act(action)
 
 
 class Generous(Good):
-    def _act(self, action):
-        return super()._act(action)._replace(reward=0.5)
+    def act(self, action):
+        return super().act(action)._replace(reward=0.5)
 
 
 class Unseeded(Good):
     generator = np.random.default_rng()
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         return f"Say {index}. {self.generator.random()}"
 
 
@@ -86,9 +86,9 @@ class OneTask(Good):
 
 
 class GlobalRandom(Good):
-    def _reset_item(self, index):
+    def reset_item(self, index):
         random.random()
-        return super()._reset_item(index)
+        return super().reset_item(index)
 
 
 class OtherItem(Good):
@@ -97,7 +97,7 @@ class OtherItem(Good):
 
 
 class SharedItem(Good):
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return {"train": range(16), "eval": range(15, 20), "all": range(20)}[split]
 
 
@@ -108,8 +108,8 @@ class NoPicture(Good):
 class TokenShy(Good):
     count_tokens = None  # what the token level sets
 
-    def _act(self, action):
-        result = super()._act(action)
+    def act(self, action):
+        result = super().act(action)
         return result if self.count_tokens is None else result._replace(reward=0.25)
 
 
@@ -196,3 +196,26 @@ def test_what_an_environment_need_not_have_is_not_checked_and_says_what_it_is_go
 def test_an_environment_that_is_not_of_text_is_refused():
     with pytest.raises(ConfigError, match=r"^check_env: env must be a text environment"):
         check_env(lambda: gymnasium.make("CartPole-v1"))
+
+
+def test_hooks_under_their_former_names_still_work_and_are_warned_of():
+    with pytest.warns(FutureWarning, match="Former: _act is the former name of act") as warned:
+
+        class Former(TextEnv):
+            name, num_items, category = "former", 2, "any"
+
+            def _split_indices(self, split):
+                return range(2)
+
+            def _reset_item(self, index):
+                return f"task {index}"
+
+            def _act(self, action):
+                return StepResult("done", 1.0, True, False)
+
+    assert sorted(str(w.message).split(" is ")[0] for w in warned) == [
+        "Former: _act", "Former: _reset_item", "Former: _split_indices",
+    ]  # fmt: skip
+    env = Former()
+    assert env.reset(options={"item_id": 1})[0] == "task 1"
+    assert env.step("x")[:3] == ("done", 1.0, True)

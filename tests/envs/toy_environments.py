@@ -43,14 +43,14 @@ class SayTheWord(TextEnv):
         self._points = 0.0
         super().__init__(**kwargs)
 
-    def _split_indices(self, split: str) -> list[int]:
+    def split_indices(self, split: str) -> list[int]:
         return [i for i in range(self.num_items) if split == "all" or (i % 2 == 1) == (split == "eval")]
 
     @property
     def category(self) -> str:
         return f"turns_{self.num_turns}"
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         self._turn, self._points = 0, 0.0
         return self._ask(WORDS[index])
 
@@ -58,7 +58,7 @@ class SayTheWord(TextEnv):
         self._word = word
         return f"Say: {word}"
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         points = score(action, self._word)
         self._turn += 1
         self._points += points

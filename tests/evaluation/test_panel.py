@@ -266,13 +266,13 @@ def test_textcrafts_lists_are_read_by_name_and_refused_with_numbers_alone(tmp_pa
 class Guess(TextEnv):
     name, num_items, category = "guess", 3, "all"
 
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return range(3)
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         return "Guess."
 
-    def _act(self, action):
+    def act(self, action):
         return StepResult("No.", 0.0, False, is_invalid=False)
 
 

@@ -16,17 +16,17 @@ class OddEnv(TextEnv):
     name = "odd"
     num_items = 4
 
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return {"train": (0, 1, 2), "eval": (3,), "all": range(4)}[split]
 
     @property
     def category(self):
         return "odd"
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         return f"item {index}"
 
-    def _act(self, action):
+    def act(self, action):
         verb, _, argument = action.partition(" ")
         reward = 0.0
         if verb == "sleep":

@@ -14,13 +14,13 @@ class Trouble(TextEnv):
     num_items = 1
     category = "trouble"
 
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return [0]
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         return "Choose."
 
-    def _act(self, action):
+    def act(self, action):
         if action == "hang":
             subprocess.Popen(["sleep", "3601"])
             time.sleep(3600)

@@ -58,20 +58,20 @@ class Maze(TextEnv):
         self.fail_items, self.reward, self.step_s, self.fall_after = fail_items, reward, step_s, fall_after
         super().__init__(**kwargs)
 
-    def _split_indices(self, split: str) -> list[int]:
+    def split_indices(self, split: str) -> list[int]:
         return [i for i in range(self.num_items) if split == "all" or (i % 2 == 1) == (split == "eval")]
 
     @property
     def category(self) -> str:
         return "maze"
 
-    def _reset_item(self, index: int) -> str:
+    def reset_item(self, index: int) -> str:
         if index in self.fail_items:
             raise RuntimeError(f"item {index} is broken")
         self._steps = 0
         return f"Room {index}."
 
-    def _act(self, action: str) -> StepResult:
+    def act(self, action: str) -> StepResult:
         self._steps += 1
         self.threads.add(threading.get_ident())
         time.sleep(self.step_s)

@@ -41,17 +41,17 @@ class Faulty(TextEnv):
 
     name, num_items, category = "faulty", 2, "all"
 
-    def _act(self, action):
+    def act(self, action):
         raise NotImplementedError
 
     def __init__(self, how="raise", **kwargs):
         super().__init__(**kwargs)
         self.how = how
 
-    def _split_indices(self, split):
+    def split_indices(self, split):
         return range(2)
 
-    def _reset_item(self, index):
+    def reset_item(self, index):
         if self.how == "exit":
             os._exit(3)
         if self.how == "hang":
