@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import Any
 
 from rllm_gym.importing import import_object, uncollected
+from rllm_gym.options.methods import METHODS
+from rllm_gym.ray_token import ask_for_token_by_default
 
+ask_for_token_by_default()
 with uncollected():
     from ray.tune.registry import TRAINABLE_CLASS, _global_registry
-
-from rllm_gym.options.methods import METHODS
 
 RLLIBS = {"PPO"}  # names that RLlib registers itself, over any other
 

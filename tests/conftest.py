@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rllm_gym.ray_token import ask_for_token
 from tests.needs import skip_without
 
 BEGUN_S = time.monotonic()
@@ -100,6 +101,7 @@ def ray_cluster(tmp_path_factory, request):
     # Where an algorithm that nobody gave a place writes: else ~/ray_results.
     trainable.DEFAULT_STORAGE_PATH = str(tmp_path_factory.mktemp("ray_results"))
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ask_for_token()
     ray.init(num_cpus=6, include_dashboard=False, object_store_memory=200 * 2**20, log_to_driver=False)
     # Another Ray that this process had may have got what was registered before, and nobody else.
     algorithms._register_with_tune()

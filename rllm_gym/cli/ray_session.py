@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rllm_gym import ray_token
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import uncollected
 
@@ -31,7 +32,6 @@ DRIVER_ENV = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 WHERE_IT_IS_SET = "Check --ray-address and RAY_ADDRESS; without them a run starts a Ray of its own."
-LOCAL_ENV = {"RAY_AUTH_MODE": "disabled"}  # a cluster decides for itself
 
 
 def prepare_driver(address: str | None) -> None:
@@ -44,8 +44,12 @@ def prepare_driver(address: str | None) -> None:
         probe(address)
     # An address in the environment would make ray.init() join that cluster also where none is wanted.
     os.environ.pop("RAY_ADDRESS", None)
-    for name, value in (DRIVER_ENV if address else DRIVER_ENV | LOCAL_ENV).items():
+    for name, value in DRIVER_ENV.items():
         os.environ.setdefault(name, value)
+    if address:
+        ray_token.leave_to_cluster()
+    else:
+        ray_token.ask_for_token()
     with uncollected():
         import ray.rllib
         import ray.tune  # noqa: F401  both set their loggers' levels on import
@@ -96,6 +100,7 @@ def ray_session(
         options["address"] = address = _find_cluster() if address == "auto" else address
         probe(address)
     else:
+        ray_token.ask_for_token()
         # Logical CPUs: processes that wait for each other may share a core.
         options |= {
             "address": "local",  # not another cluster on this machine, whether it lives or has left its traces
@@ -107,6 +112,7 @@ def ray_session(
         ray.init(**options)
     except ConnectionError as error:
         raise ConfigError(f"ray: no cluster answers at {address!r}. {WHERE_IT_IS_SET}") from error
+    ray_token.hide_token()
     try:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for bundles in bundles_per_trial:

@@ -29,6 +29,7 @@ from ray.rllib.utils.spaces.repeated import Repeated
 from rllm_gym.errors import ConfigError, EngineDiedError, RllmGymError
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.models import resolve_base_model
+from rllm_gym.ray_token import hide_token
 from rllm_gym.rollout import watch
 from rllm_gym.rollout.background import BackgroundSampling
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
@@ -48,6 +49,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        hide_token()
         self.worker_index: int = kwargs.get("worker_index") or 0
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
         self.episode_callbacks = None

@@ -13,6 +13,7 @@ from rllm_gym.importing import uncollected
 
 with uncollected():
     from ray.rllib.algorithms.algorithm import Algorithm
+import ray
 import torch
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
@@ -25,6 +26,7 @@ from rllm_gym.data import Recorder
 from rllm_gym.learner.batch import SampleData, deal
 from rllm_gym.learner.libraries import import_in_background
 from rllm_gym.learner.probes import notices_of
+from rllm_gym.ray_token import hide_token
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
 from rllm_gym.training.config import LLMConfig
@@ -62,6 +64,10 @@ class LLMAlgorithm(Algorithm):
 
     @override(Algorithm)
     def setup(self, config: LLMConfig) -> None:
+        if (
+            ray.is_initialized() and ray.get_runtime_context().get_actor_id()
+        ):  # a user's own process may start Ray again
+            hide_token()
         check_evaluation(config)
         self.horizons: dict[str, int | None] = {}  # by environment; the ScalingInter callback sets them
         self.evaluation_on_start: dict[str, Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import subprocess
 import sys
@@ -188,3 +189,69 @@ def test_a_driver_neither_begins_nor_ends_with_collecting_what_it_imports() -> N
     num_collections, num_frozen = map(int, done.stdout.split())
     assert num_collections <= 1
     assert num_frozen > 100_000
+
+
+OWNER = """
+import os, sys
+from rllm_gym.cli.ray_session import prepare_driver, ray_session
+prepare_driver(None)
+import psutil, ray
+with ray_session(None, [[{"CPU": 1.0}]], verbose=False):
+    told = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    token = next(filter(None, (c.environ().get("RAY_AUTH_TOKEN") for c in psutil.Process().children(recursive=True))))
+    assert len(token) == 64 and not any(token in of for of in told)
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+"""
+STRANGER = """
+import sys, ray
+ray.init(address=sys.argv[1], logging_level=50, log_to_driver=False)
+print("joined")
+"""
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("mode", [None, "disabled"])
+def test_a_runs_own_ray_takes_nobody_without_its_token(mode: str | None, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    shell = env if mode is None else env | {"RAY_AUTH_MODE": mode}
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], env=shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdin is not None and owner.stdout is not None
+        address = owner.stdout.readline().strip()
+        assert address
+        stranger = subprocess.run(
+            [sys.executable, "-c", STRANGER, address],
+            env=env | {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        owner.stdin.close()
+    assert owner.returncode == 0
+    assert stranger.returncode != 0 and "joined" not in stranger.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "asks"),
+    [
+        ({}, True),
+        ({"RAY_AUTH_MODE": "disabled"}, False),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False),
+        ({"RAY_AUTH_TOKEN": "mine"}, False),
+    ],
+)
+def test_a_script_of_the_users_own_gets_a_token_unless_it_has_decided(
+    before: dict[str, str], asks: bool, tmp_path: Path
+) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    code = "import os, rllm_gym.algorithms; print(os.environ.get('RAY_AUTH_MODE'), os.environ.get('RAY_AUTH_TOKEN'))"
+    done = subprocess.run([sys.executable, "-c", code], env=env | before, capture_output=True, text=True, check=True)
+    mode, token = done.stdout.split()
+    if asks:
+        assert mode == "token" and len(token) == 64
+    else:
+        assert (mode, token) == (before.get("RAY_AUTH_MODE", "None"), before.get("RAY_AUTH_TOKEN", "None"))
