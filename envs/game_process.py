@@ -16,7 +16,8 @@ from typing import Any
 
 from rllm_gym.errors import ConfigError, EnvError, MachineError
 
-CALL_TIMEOUT_S = 100.0  # a step takes milliseconds, making a game seconds on an idle machine
+MAKE_TIMEOUT_S = 100.0  # making a game, or planning how to win it, takes seconds on an idle machine
+STEP_TIMEOUT_S = 10.0  # a step takes milliseconds
 
 _all: list[Games] = []
 
@@ -114,6 +115,7 @@ class GameServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # an interpreter that loops writes gigabytes
                 process_group=0,  # Ctrl-C is for this process
             )
 
@@ -150,7 +152,7 @@ class GameProcess:
         self._server, self._connection = games.begin()
         self.pid: int | None = None
         try:
-            self.pid = self._answer()
+            self.pid = self._answer(MAKE_TIMEOUT_S)
         except BaseException:
             self.close()
             raise
@@ -175,19 +177,19 @@ class GameProcess:
             EnvError: it could not be made; here and in `ask`, the process died or did not answer.
         """
         self._what = what
-        answer = self.ask(*request)
+        answer = self.ask(*request, timeout_s=MAKE_TIMEOUT_S)
         if "error" in answer:
             self.close()
             raise EnvError(f"{self._games.env}: {what} could not be made: {answer['error']}")
         return answer
 
-    def ask(self, *request: Any) -> Any:
-        """Return the player's answer."""
+    def ask(self, *request: Any, timeout_s: float | None = None) -> Any:
+        """Return the player's answer; `timeout_s` is `STEP_TIMEOUT_S` where it is left out."""
         try:
             self._connection.send_bytes(json.dumps(request).encode())
         except OSError as e:
             raise self._died() from e
-        return self._answer()
+        return self._answer(STEP_TIMEOUT_S if timeout_s is None else timeout_s)
 
     def close(self) -> None:
         """End it; safe to call twice."""
@@ -196,18 +198,16 @@ class GameProcess:
             if not self.is_foreign:
                 self._games.end(self._server)
 
-    def _answer(self) -> Any:
+    def _answer(self, timeout_s: float) -> Any:
         try:
-            if self._connection.poll(CALL_TIMEOUT_S):
+            if self._connection.poll(timeout_s):
                 return json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as e:
             raise self._died() from e
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
         self.close()
-        raise EnvError(
-            f"{self._games.env}: {self._what} must answer within {CALL_TIMEOUT_S:g} s; got nothing. Reset it."
-        )
+        raise EnvError(f"{self._games.env}: {self._what} must answer within {timeout_s:g} s; got nothing. Reset it.")
 
     def _died(self) -> EnvError:
         self.close()

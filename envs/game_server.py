@@ -15,6 +15,7 @@ ends, and the folder goes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.util
 import json
@@ -47,6 +48,7 @@ def main(control: socket.socket, player_file: str) -> None:
         while (request := socket.recv_fds(control, 1, 1))[0]:
             connection = Connection(request[1][0])
             if os.fork() == 0:
+                end_with_parent()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what a player starts is waited for
                 control.close()
                 with contextlib.suppress(EOFError, ConnectionError):  # the other end is closed
@@ -56,6 +58,12 @@ def main(control: socket.socket, player_file: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)  # also those that hang
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill a fork whose parent is killed: one that hangs in native code notices nothing."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def play(player: Any, connection: Connection) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from rllm_gym.envs.game_process import GameProcess, Games, process_after
+from rllm_gym.envs.game_process import MAKE_TIMEOUT_S, GameProcess, Games, process_after
 from rllm_gym.errors import ConfigError
 
 TASK_TYPES = (
@@ -62,7 +62,7 @@ class Game:
 
     def plan(self) -> list[str]:
         """Return the commands that reach the goal from here, by the planner, which knows where everything is."""
-        plan: list[str] = self.process.ask("plan")["plan"]
+        plan: list[str] = self.process.ask("plan", timeout_s=MAKE_TIMEOUT_S)["plan"]
         return plan
 
 

@@ -76,8 +76,10 @@ def as_command(text: str) -> str:
 
     Commands to the program, such as "quit" and "undo", are none.
     """
-    # Control characters crash the interpreter, or hang it.
-    ascii_text = "".join(c for c in text.encode("ascii", "replace").decode() if c.isprintable() or c.isspace())
+    # Control characters crash the interpreter, or hang it. A backslash begins a command to the terminal, of which an
+    # unknown one is read again for ever; no game has one.
+    ascii_text = text.encode("ascii", "replace").decode().replace("\\", " ")
+    ascii_text = "".join(c for c in ascii_text if c.isprintable() or c.isspace())
     line = " ".join(ascii_text.split())[:_MAX_COMMAND_CHARS].lower()
     first_words = [part.split()[0] for part in _NEXT_COMMAND.split(line) if part.strip()]
     is_meta = any(word in _META or word.startswith("tw-") for word in first_words)

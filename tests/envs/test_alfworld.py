@@ -135,7 +135,7 @@ def test_a_killed_game_is_a_failed_environment_alone(env, monkeypatch):
     assert begin(env, MUG)
     other.close()
     psutil.Process(env._game.process.pid).suspend()
-    monkeypatch.setattr(game_process, "CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(game_process, "STEP_TIMEOUT_S", 0.5)
     with pytest.raises(EnvError, match=r"must answer within 0\.5 s; got nothing"):
         env.step("look")
 

@@ -3,8 +3,11 @@
 import copy
 import functools
 import gc
+import math
 import pickle
+import time
 from pathlib import Path
+from random import Random
 
 import gymnasium
 import pytest
@@ -181,3 +184,38 @@ def test_resets_grow_memory_by_under_a_kilobyte_each(env_id):
         play(num_resets)
         assert anonymous_kb() - before < num_resets
     env.close()
+
+
+STEP_LIMIT_S = 10.0  # that the games' processes document; the other environments take far less
+PIECES = (
+    "\\boxed{look}", "\\n", "\\text{go east}", "\\", "$x$", "```python\nlook\n```", "<think>", "</think>",
+    "<search>", "</search>", "{{", "}}", '{"name": "look", "arguments": {}}', "<tool_call>", "Action:", "Thought:",
+    "look", "0", "-1", "'; --", "%s%n", "../..", "9" * 400, "\t", "\n", "\r\n",
+    "\x00", "\x07", "\x1b[2J", "\x7f", "\u202e", "\ud800", "\ufeff",
+    "\u5f00\u95e8", "\u0627\u0641\u062a\u062d", "\U0001f332",
+)  # fmt: skip
+
+
+def written_by_a_model(random):
+    """Return a text as models write one on a bad day; one in a hundred has 100,000 characters."""
+    text = random.choice(("", " ", "\n")).join(random.choices(PIECES, k=random.randint(1, 12)))
+    return text * (1 + 100_000 // len(text)) if random.random() < 0.01 else text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_that_a_model_writes_takes_it_down_or_makes_it_wait(env_id):
+    random = Random(0)
+    env = make(env_id)
+    env.reset(seed=0)
+    slowest_s = 0.0
+    for number in range(1_000):
+        action = written_by_a_model(random)
+        begun_s = time.monotonic()
+        _, reward, terminated, truncated, info = env.step(action)
+        slowest_s = max(slowest_s, time.monotonic() - begun_s)
+        assert math.isfinite(reward) and isinstance(info["is_invalid_action"], bool), action
+        if terminated or truncated:
+            env.reset(seed=number)
+    env.close()
+    assert slowest_s < STEP_LIMIT_S

@@ -1,9 +1,12 @@
 """TextWorld, beyond what every environment promises (test_contract.py)."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -76,6 +79,8 @@ def test_the_expert_finds_back_after_detours():
         ("\x11 \x00 lo\x1bok \x7f", "look"),
         ("caf\u00e9 \U0001f332 \ud800", "caf? ? ?"),
         ("x" * 500, "x" * 190),
+        ("\\boxed{look}", "boxed{look}"),
+        ("\\n", "n"),
         ("open type q safe", "open type q safe"),
         *[
             (text, "")
@@ -236,11 +241,35 @@ def test_a_crash_of_the_interpreter_is_a_failed_environment_alone():
     assert solve(env, HATCH)
 
 
+def test_what_begins_with_a_backslash_is_a_wrong_command():
+    env = TextWorldEnv()
+    begin(env, HATCH)
+    for action in ("\\boxed{look}", "\\n", "\\text{go east}", "\\"):
+        assert env.step(f"Action: {action}")[1:4] == (0.0, False, False)
+    assert solve(env, HATCH)
+    env.close()
+
+
+def test_a_game_that_hangs_ends_with_a_killed_server():
+    env = TextWorldEnv()
+    begin(env, HATCH)
+    game, server = psutil.Process(env._game.process.pid), games.GAMES.server.process
+    threading.Thread(target=_ask, args=[env], daemon=True).start()
+    time.sleep(0.5)
+    server.kill()
+    game.wait(10)  # raises if it lives on
+
+
+def _ask(env):
+    with contextlib.suppress(EnvError):
+        env._game.step("\x00")
+
+
 def test_a_hang_of_the_interpreter_is_ended_and_a_failed_environment(monkeypatch):
     env = TextWorldEnv()
     begin(env, HATCH)
     process = psutil.Process(env._game.process.pid)
-    monkeypatch.setattr(game_process, "CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(game_process, "STEP_TIMEOUT_S", 0.5)
     with pytest.raises(EnvError, match=r"level 6 with seed 0 must answer within 0\.5 s; got nothing"):
         env._game.step("\x00")
     process.wait(10)  # raises if it lives on
