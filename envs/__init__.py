@@ -44,9 +44,9 @@ def wrap(
         ConfigError: the environment's spaces are not text, or an option cannot be used.
     """
     check_text_env(env, "wrap")
-    from rllm_gym.envs.wrappers import TokenEnv  # loads tokenizers and Jinja, which the text level does without
+    from rllm_gym.envs.tokens import to_tokens  # loads tokenizers and Jinja, which the text level does without
 
-    return TokenEnv(env, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
+    return to_tokens(env, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
 
 
 def from_pettingzoo(env: Any, *, system_prompts: Mapping[str, str] | None = None) -> PettingZooEnv:

@@ -17,6 +17,7 @@ _SAMPLED_CHARS = string.ascii_letters + string.digits + " .,:?!-\n"
 _MAX_SAMPLED_LENGTH = 64
 # What neither a policy nor an environment gets to read: control characters but tab and newline, and halves of surrogate
 # pairs, which no tokenizer encodes.
+REQUEST = "rllm_gym/request"  # the info's key of what an `AgentEnv` asks for, at the end of the observation
 UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _NO_CHAR = -1
 

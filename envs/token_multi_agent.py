@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.envs.text_space import UNREADABLE
-from rllm_gym.envs.wrappers import check_action, hear
+from rllm_gym.envs.wrappers import check_action, check_max_tokens, hear
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
@@ -38,8 +38,14 @@ class TokenMultiAgentEnv:
     """
 
     def __init__(
-        self, env: Any, *, tokenizer: Any = None, chat_template: str | Path | None = None, max_tokens: int = 32768
+        self,
+        env: Any,
+        *,
+        tokenizer: Any = None,
+        chat_template: str | Path | None = None,
+        max_tokens: int | None = None,
     ):
+        max_tokens = check_max_tokens(max_tokens, "TokenMultiAgentEnv")
         self.env = env
         self.chat = chat_tokenizer(tokenizer, chat_template)
         self.max_tokens = max_tokens

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
-from rllm_gym.envs.text_space import UNREADABLE, check_text_env
+from rllm_gym.envs.text_space import REQUEST, UNREADABLE, check_text_env
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
@@ -74,12 +74,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         max_tokens: int | None = None,
     ):
         check_text_env(env, "TokenEnv")
-        if max_tokens is None:
-            max_tokens = MAX_TOKENS
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise ConfigError(
-                f"TokenEnv: max_tokens must be a positive integer; got {max_tokens!r}. Leave it out for {MAX_TOKENS}."
-            )
+        max_tokens = check_max_tokens(max_tokens, "TokenEnv")
         chat = chat_tokenizer(tokenizer, chat_template)
         if tokenizer is not None and not isinstance(tokenizer, str | Path):
             tokenizer, chat_template = chat, None  # compares and copies by value, unlike a Hugging Face tokenizer
@@ -120,17 +115,25 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             if self.env.has_wrapper_attr(name)
         }
         self._conversation = Conversation(self.chat, **said)
-        self._opening = hear(self._conversation, text, max_tokens=self.max_tokens, who=self)
+        request = info.get(REQUEST, "")
+        self._opening = hear(self._conversation, text, max_tokens=self.max_tokens, who=self, request=request)
         self._turns, self._in_context = [], []
-        return self._opening, {**info, "messages": list(self._conversation.messages)}
+        return self._opening, self._with_messages(info)
 
     def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._conversation is None:
             raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
         text = UNREADABLE.sub("", self._conversation.act(check_action(action, self._actions, self)))
         reply, reward, terminated, truncated, info = self.env.step(text)
-        observation = hear(self._conversation, reply, terminated=terminated, max_tokens=self.max_tokens, who=self)
-        info = {**info, "messages": list(self._conversation.messages)}
+        observation = hear(
+            self._conversation,
+            reply,
+            terminated=terminated,
+            max_tokens=self.max_tokens,
+            who=self,
+            request=info.get(REQUEST, ""),
+        )
+        info = self._with_messages(info)
         self._turns.append((np.asarray(action, np.int64), observation))
         self._in_context.append(len(self._turns) - 1)
         kept = info.pop("context_turns", self._in_context)
@@ -146,10 +149,41 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             info["context_messages"] = [*messages[:num_opening], *(message for pair in of_turns for message in pair)]
         return observation, reward, terminated, truncated, info
 
+    def _with_messages(self, info: dict[str, Any]) -> dict[str, Any]:
+        assert self._conversation is not None
+        said = {key: value for key, value in info.items() if key != REQUEST}
+        return {**said, "messages": list(self._conversation.messages)}
 
-def hear(conversation: Conversation, text: Any, *, terminated: bool = False, max_tokens: int, who: Any) -> TokenIds:
+
+def check_max_tokens(max_tokens: int | None, who: str) -> int:
+    """Return the bound on one action and on one observation, None being the default.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if max_tokens is None:
+        return MAX_TOKENS
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ConfigError(
+            f"{who}: max_tokens must be a positive integer; got {max_tokens!r}. Leave it out for {MAX_TOKENS}."
+        )
+    return max_tokens
+
+
+def hear(
+    conversation: Conversation,
+    text: Any,
+    *,
+    terminated: bool = False,
+    max_tokens: int,
+    who: Any,
+    request: str = "",
+) -> TokenIds:
     """Return the ids that an environment's text adds to a conversation, after making it readable and no longer than
     `max_tokens`, see `TokenEnv`.
+
+    Args:
+        request: the end of the text that asks the policy for something, which is never cut off.
 
     Raises:
         TypeError: the text is none.
@@ -164,7 +198,8 @@ def hear(conversation: Conversation, text: Any, *, terminated: bool = False, max
             return len(chat.encode_chat(conversation.opening(text), add_generation_prompt=not terminated))
         return len(chat.encode_reply(text, add_generation_prompt=not terminated))
 
-    text = _shorten(UNREADABLE.sub("", text), max_tokens, count)
+    text = UNREADABLE.sub("", text).removesuffix(request)
+    text = _shorten(text, max_tokens, lambda words: count(words + request)) + request
     ids = (
         conversation.open(text, terminated=terminated) if is_first else conversation.reply(text, terminated=terminated)
     )

@@ -22,6 +22,8 @@ def ask_for_token() -> None:
     _token, _is_decided = _token or secrets.token_hex(32), True
     os.environ.pop(TOKEN_PATH, None)
     os.environ.update({MODE: "token", TOKEN: _token})
+    if "ray" in sys.modules:  # it has read the mode; without one it asks for a token, and reads anew
+        del os.environ[MODE]
 
 
 def leave_to_cluster() -> None:

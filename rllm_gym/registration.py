@@ -177,9 +177,9 @@ def make_env(
         text_env = AgentEnv(text_env, agent)
     if obs_type == "text":
         return text_env
-    from rllm_gym.envs.wrappers import TokenEnv  # loads tokenizers and Jinja, which the text level does without
+    from rllm_gym.envs.tokens import to_tokens  # loads tokenizers and Jinja, which the text level does without
 
-    return TokenEnv(text_env, **options)
+    return to_tokens(text_env, **options)
 
 
 def _in_protocol(protocol: Any, env: EnvCreator, agentgym: EnvCreator | None, agent: Any) -> EnvCreator:

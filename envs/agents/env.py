@@ -14,7 +14,7 @@ from rllm_gym.envs.agents.formats import FORMATS
 from rllm_gym.envs.agents.functions import BadCallError, Language
 from rllm_gym.envs.agents.rewards import RewardedTurn
 from rllm_gym.envs.agents.spec import agent_spec
-from rllm_gym.envs.text_space import UNREADABLE, UnicodeText, check_text_env
+from rllm_gym.envs.text_space import REQUEST, UNREADABLE, UnicodeText, check_text_env
 
 MAX_ADDED_CHARS = 1_000  # to what the environment says
 
@@ -55,9 +55,11 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
       and the reflections on failed attempts stay; but for `full` nothing else stays of a failed attempt.
     - `rewards`: functions of a turn (`RewardedTurn`), weighted and added up; without it, the environment's reward.
 
-    Info, beside the environment's: `turn`, of the last step: its `kind`, its `attempt` and, where there are reward
-    functions, their values (`rewards`); and `context_turns`, the numbers of the turns that the policy reads next, where
-    the context is not full. `TokenEnv` rewrites the history by it; at the text level that is up to the caller.
+    Info, beside the environment's: `rllm_gym/request`, the end of the observation that asks for a plan, a reflection or
+    a summary, so that no bound on the environment's words cuts it off; `turn`, of the last step: its `kind`, its
+    `attempt` and, where there are reward functions, their values (`rewards`); and `context_turns`, the numbers of the
+    turns that the policy reads next, where the context is not full. `TokenEnv` rewrites the history by it; at the text
+    level that is up to the caller.
 
     Args:
         env: the text environment. Its attributes `functions`, `turn_form` and `introduction` (see `TextEnv`) say how it
@@ -83,6 +85,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._has_failed = False  # the attempt; the reflection that is asked for is on it
         self._attempt = 0  # before a reset
         self._info: dict[str, Any] = {}
+        self._request = ""  # asked for at the end of the last observation
 
     @property
     def max_kept_turns(self) -> int | None:
@@ -105,10 +108,11 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._seed, self._options = seed, options
         self._said = []
         self._begin_attempt()
+        self._request = ""
         if self.agent.plan:
             self._asked.append("plan")
-            observation += f"\n\n{ASK['plan']}"
-        return observation, dict(self._info)
+            self._request = f"\n\n{ASK['plan']}"
+        return observation + self._request, {**self._info, REQUEST: self._request}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if not self._attempt:
@@ -117,6 +121,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         kind = self._asked.popleft() if self._asked else "action"
         self._said.append(Said(kind, attempt, is_pinned=kind == "plan" or self._has_failed))
         command = None
+        self._request = ""
         reward, terminated, truncated = 0.0, False, False
         if kind == "action":
             command, reply, reward, terminated, truncated = self._act(action)
@@ -130,10 +135,10 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             )
             turn["rewards"] = {function.name: function(seen) for function in self.agent.rewards}
             reward = sum(function.weight * turn["rewards"][function.name] for function in self.agent.rewards)
-        info = {**self._info, "turn": turn}
+        info = {**self._info, "turn": turn, REQUEST: self._request}
         if self.agent.context.kind != "full":
             info["context_turns"] = self.agent.context.kept(self._said, self._attempt)
-        return reply, reward, terminated, truncated, info
+        return reply + self._request, reward, terminated, truncated, info
 
     def expert_action(self) -> str:
         """Return what the environment's expert would write next, in the format, or what it is asked for."""
@@ -178,12 +183,13 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             if self._attempt < self.agent.attempts:
                 self._has_failed = True
                 self._asked.append("reflection")
-                return command, f"{reply}\n\n{ASK_AFTER_FAILURE}", reward - self._earned, False, False
+                self._request = f"\n\n{ASK_AFTER_FAILURE}"
+                return command, reply, reward - self._earned, False, False
             truncated = truncated or (is_out_of_turns and not terminated)
         if not (terminated or truncated):
             self._asked.extend(self._due())
             if self._asked:
-                reply = f"{reply}\n\n{ASK[self._asked[0]]}"
+                self._request = f"\n\n{ASK[self._asked[0]]}"
         return command, reply, reward, terminated, truncated
 
     def _due(self) -> list[str]:

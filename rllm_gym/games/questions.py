@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rllm_gym.envs.poker.env import KuhnPokerEnv, LeducPokerEnv, PokerEnv
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
+from rllm_gym.envs.tokens import to_tokens
 from rllm_gym.games.nash import InformationState, information_states
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Message
@@ -55,7 +56,7 @@ def questions_of(game: str, env_config: Mapping[str, Any], chat: ChatTokenizer) 
 
     What it has written before is the move alone, or with `thoughts` the expert's words for it.
     """
-    env = TokenMultiAgentEnv(ENVIRONMENTS[game][1](**env_config), tokenizer=chat)
+    env = to_tokens(ENVIRONMENTS[game][1](**env_config), tokenizer=chat)
     return [_question(env, state) for state in information_states(game)]
 
 

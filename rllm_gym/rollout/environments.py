@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import gymnasium
 
 from rllm_gym.envs.agents import AgentEnv
-from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
-from rllm_gym.envs.wrappers import TokenEnv
+from rllm_gym.envs.tokens import to_tokens
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id, with_roles
 from rllm_gym.rollout.opponents import SCRIPTED, WithMoves, check_agents
@@ -178,13 +177,7 @@ def make_token_env(spec: EnvironmentSpec, chat: ChatTokenizer, opponents: Mappin
     check_agents(opponents, env)
     if scripted := {agent: opponent.kind for agent, opponent in opponents.items() if opponent.kind in SCRIPTED}:
         env = WithMoves(env, scripted)
-    if hasattr(env, "possible_agents"):
-        return env if hasattr(env, "stop_ids") else TokenMultiAgentEnv(env, tokenizer=chat)
-    try:
-        env.get_wrapper_attr("stop_ids")
-    except AttributeError:
-        return TokenEnv(env, tokenizer=chat)
-    return env
+    return to_tokens(env, tokenizer=chat)
 
 
 def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:

@@ -323,3 +323,26 @@ def test_the_expert_answers_what_it_is_asked():
     assert info["is_success"]
     assert kinds == ["plan", "action", "action", "reflection", "action", "summary", "action"]
     assert texts[5] == "Done so far: on; on; on. The next step: on"
+
+
+def test_a_bound_cuts_the_environments_words_and_never_what_the_agent_is_asked_for():
+    class Long(TextEnv):
+        name, num_items, category = "long", 1, "any"
+
+        def split_indices(self, split):
+            return range(1)
+
+        def reset_item(self, index):
+            return "word " * 2_000
+
+        def act(self, action):
+            return StepResult("more " * 2_000, 0.0, False, True)
+
+    env = TokenEnv(AgentEnv(Long(), {"plan": True, "reflect": "on_error"}), max_tokens=300)
+    opening, info = env.reset(seed=0)
+    assert len(opening) <= 300 and "rllm_gym/request" not in info
+    assert info["messages"][-1]["content"].endswith(f"more characters were cut off]\n\n{ASK['plan']}")
+    env.step(env.encode_action("I plan."))
+    observation, *_, info = env.step(env.encode_action("nonsense"))
+    assert len(observation) <= 300
+    assert info["messages"][-1]["content"].endswith(f"more characters were cut off]\n\n{ASK['reflection']}")

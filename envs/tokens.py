@@ -1,0 +1,26 @@
+"""The one door from a text environment to the token level, for `gymnasium.make`, runs, measures and the page alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
+from rllm_gym.envs.wrappers import TokenEnv
+
+
+def to_tokens(
+    env: Any, *, tokenizer: Any = None, chat_template: str | Path | None = None, max_tokens: int | None = None
+) -> Any:
+    """Return an environment of one agent or of several at the token level; one that speaks token ids stays as it is.
+
+    Args:
+        env: a `gymnasium.Env[str, str]`, or one with the dictionaries of RLlib's `MultiAgentEnv`.
+        tokenizer: see `ChatTokenizer`; None takes the shipped one.
+        chat_template: see `ChatTokenizer`; None takes the tokenizer's.
+        max_tokens: bound on one action and on one observation, see `TokenEnv`; None is its default.
+    """
+    options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens}
+    if hasattr(env, "possible_agents"):
+        return env if hasattr(env, "stop_ids") else TokenMultiAgentEnv(env, **options)
+    return env if env.has_wrapper_attr("stop_ids") else TokenEnv(env, **options)
