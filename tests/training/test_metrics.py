@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rllm_gym.training.metric_table import EPISODE_METRICS
 from rllm_gym.training.metrics import episode_metrics
 from rllm_gym.types import EndReason, Episode, Stream, TaskGroup, Turn
 
@@ -122,3 +123,16 @@ def test_every_number_is_what_a_hand_makes_of_two_episodes():
         found = episode_metrics([won, lost], [])
         assert found["truncated_fraction"] == 0.5 and found["horizon_fraction"] == 0.0
         assert found["context_limit_fraction"] == 0.5 * (reason == "context_limit")
+
+
+def test_the_table_names_every_metric_of_episodes_and_no_other():
+    known = {name for metric in EPISODE_METRICS for name in metric.names if "<" not in name}
+    of_train_steps = {"useful_group_share", "num_episodes_lifetime", "num_env_steps_sampled_lifetime"}
+    assert known - of_train_steps == set(episode_metrics([], []))
+
+
+def test_the_page_of_metrics_is_up_to_date():
+    from tools.metrics_page import PAGE, page
+
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text), "run python -m tools.metrics_page"
