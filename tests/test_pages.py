@@ -16,6 +16,7 @@ from typing import NamedTuple
 import gymnasium
 import pytest
 import typer
+import yaml
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -243,7 +244,7 @@ def site(tmp_path_factory):
 def test_the_site_builds_strictly_with_a_page_for_each_environment_and_method(site):
     pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
     ids = [key.partition("/")[2] for key in gymnasium.registry if key.startswith("rllm_gym/")]
-    assert len(ids) == 15 and len(METHODS) == 8
+    assert len(ids) == 15
     for env_id in ids:
         text = (site / f"reference/{env_id.partition('-')[0].lower()}.html").read_text(encoding="utf-8")
         assert f"rllm_gym/{env_id}" in text and all(f'id="{part}"' in text for part in ("reward", "action", "data"))
@@ -270,3 +271,13 @@ def test_the_site_asks_no_other_host(site):
     assert scripts
     for script in scripts:
         assert not [host for host in hosts if host in script.read_text(encoding="utf-8")], script
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_an_example_and_a_row_on_its_page_and_in_the_readme(name):
+    examples = [yaml.safe_load(path.read_text()) for path in (ROOT / "tuned_examples").rglob("*.yaml")]
+    runs = {experiment.get("run") for example in examples for experiment in example.values()}
+    assert name in runs, "it has no example, such as tuned_examples/textcraft/<method>_tiny.yaml"
+    for page in ("docs/methods.md", "README.md"):
+        rows = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        assert any(f"`{name}`" in row for row in rows), f"{page} has no row for it"

@@ -18,7 +18,7 @@ import pytest
 import torch
 from ray.cluster_utils import Cluster
 
-from rllm_gym.data.records import EpisodeRecord
+from rllm_gym.data.records import CLOCKED, EpisodeRecord
 from tests.kills.harness import MARK, SEED, Moment, Run, await_end, draw_moment, end_marked, run
 from tests.needs import skip_without
 
@@ -35,7 +35,7 @@ def say(kind: str, moment: Moment) -> None:
 
 def as_trained(episodes: list[EpisodeRecord]) -> list[dict]:
     """Return episodes without what a clock has measured, in an order that does not depend on the files."""
-    found = [episode.model_dump(exclude={"timings"}) for episode in episodes]
+    found = [episode.model_dump(exclude=CLOCKED) for episode in episodes]
     return sorted(found, key=lambda episode: (episode["train_step"], episode["episode_id"]))
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rllm_gym.data import read_episodes
+from rllm_gym.data.records import CLOCKED
 from tests.in_process import config_in, in_this_process
 from tests.needs import skip_without
 from tests.serving import serving
@@ -28,7 +29,7 @@ SMALLER = {
 
 
 # Of a record: where and how fast it was played.
-ELSEWHERE = {"env_id", "env_version", "timings"}
+ELSEWHERE = {"env_id": True, "env_version": True, **CLOCKED}
 
 
 def train(folder: Path, name: str, **changes: object) -> list[dict]:
