@@ -25,7 +25,8 @@ from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.samples import Rollouts, samples_from_episode
+from rllm_gym.training.advantage_rows import AdvantageRows
+from rllm_gym.training.samples import samples_from_episode
 from rllm_gym.types import SamplingParams, TaskGroup
 
 NUM_TURNS = (5, 20, 80, 320)
@@ -68,7 +69,7 @@ def play(num_turns: int, folder: Path) -> tuple[float, int]:
     loop.submit([TaskGroup((0, 0, 0), None, NUM_TOTAL_TURNS // num_turns)], max_episode_steps=None)
     [group] = loop.finished_groups()
     samples = [sample for episode in group.episodes for sample in samples_from_episode(episode, lambda role: 0)]
-    Rollouts(samples).return_N.sum()
+    AdvantageRows(samples).return_N.sum()
     with TrajectoryWriter(folder) as writer:
         for episode in group.episodes:
             writer.append(records_of(episode, env_version="", train_step=0, max_episode_steps=None))

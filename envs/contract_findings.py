@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rllm_gym.envs.items import keywords_of
 from rllm_gym.errors import RllmGymError
 
 # Makes the environment at the text level, with keywords of its own such as `split` and `render_mode`.
@@ -74,8 +74,7 @@ def equal(mine: list[tuple[Any, ...]], theirs: list[tuple[Any, ...]], where: str
 
 
 def takes(env: Any, keyword: str) -> bool:
-    kinds = type(env.unwrapped).__mro__
-    return any(keyword in inspect.signature(kind.__init__).parameters for kind in kinds)  # type: ignore[misc]
+    return any(keyword in (keywords_of(kind) or ()) for kind in type(env.unwrapped).__mro__[:-1])
 
 
 def short(value: Any) -> str:

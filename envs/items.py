@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, get_args, get_type_hints, is_typeddict
 
 import gymnasium
 import numpy as np
@@ -21,6 +22,39 @@ FORMER_HOOKS = ("_act", "_reset_item", "_split_indices")  # public now, without 
 
 # A list of item ids, or the path of a file with some.
 ItemIds: TypeAlias = Sequence[str | int] | str | Path
+
+
+class ItemOptions(TypedDict, total=False):
+    """The keywords of every environment with items; `TextEnv` says what each is."""
+
+    split: str | None
+    item_ids: ItemIds | None
+    splits: Mapping[str, ItemIds] | None
+    system_prompt: str | None
+
+
+class TextOptions(ItemOptions, total=False):
+    """The keywords of every `TextEnv`."""
+
+    render_mode: str | None
+
+
+def keywords_of(create: Callable[..., Any]) -> list[str] | None:
+    """Return the keywords that an environment's class or function lists, those in an `Unpack` too; None for any."""
+    known: list[str] = []
+    for parameter in inspect.signature(create).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            known.append(parameter.name)
+            continue
+        try:
+            hints = get_type_hints(create.__init__ if isinstance(create, type) else create)  # type: ignore[misc]
+        except NameError:  # it is annotated for type checkers alone
+            return None
+        unpacked = get_args(hints.get(parameter.name))
+        if not unpacked or not is_typeddict(unpacked[0]):
+            return None
+        known += get_type_hints(unpacked[0])
+    return known
 
 
 def restrict(rule: str, option: Any, known: Sequence[Any]) -> frozenset[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from rllm_gym.envs.agents import AgentEnv
+from rllm_gym.envs.items import keywords_of
 from rllm_gym.envs.text_space import check_text_env
 from rllm_gym.errors import ConfigError, nearest
 
@@ -241,10 +241,9 @@ def normalize_env_id(id: str) -> str:
 
 def _check_keywords(create: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Refuse keywords that an environment does not list, unless it takes any."""
-    parameters = inspect.signature(create).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    known = keywords_of(create)
+    if known is None:
         return
-    known = [parameter.name for parameter in parameters]
     for key in kwargs.keys() - set(known):
         who = getattr(create, "__name__", str(create))
         if key in SELECTION:

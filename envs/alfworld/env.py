@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.alfworld.games import TASK_TYPES, Game, data_folder, find_games
 from rllm_gym.envs.base import StepResult, TextEnv, parse_action
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import TextOptions, restrict
 from rllm_gym.errors import ConfigError, EnvError
 
 OVER = "The game is over."
@@ -87,11 +87,7 @@ class ALFWorldEnv(TextEnv):
         task_types: restricts draws to this type of task, or to one of these.
         show_commands: list what is possible below each observation, as AgentGym does.
         data: the folder that holds `json_2.1.1`; None takes `$ALFWORLD_DATA`, or `~/.cache/alfworld`.
-        split: see `TextEnv`; also "valid_seen" or "valid_unseen", without `splits` or `item_ids`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
-        render_mode: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; an unknown type; no games; or, at the first reset, alfworld is not installed.
@@ -109,11 +105,7 @@ class ALFWorldEnv(TextEnv):
         task_types: str | Sequence[str] | None = None,
         show_commands: bool = False,
         data: str | Path | None = None,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         if not isinstance(show_commands, bool):
             raise ConfigError(f"ALFWorldEnv: show_commands must be true or false; got {show_commands!r}. Correct it.")
@@ -126,13 +118,9 @@ class ALFWorldEnv(TextEnv):
         self._commands: list[str] = []  # possible now
         self._history: list[tuple[str, str]] = []  # (command, reply)
         own = {name: ids for name in ("valid_seen", "valid_unseen") if (ids := self._of(name))}
-        super().__init__(
-            split=split,
-            item_ids=item_ids,
-            splits=own if own and splits is None and item_ids is None else splits,
-            system_prompt=system_prompt,
-            render_mode=render_mode,
-        )
+        if own and items.get("splits") is None and items.get("item_ids") is None:
+            items["splits"] = own
+        super().__init__(**items)
 
     def _of(self, *folders: str) -> list[int]:
         catalog = self._catalog

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from rllm_gym.envs.babyai.expert import advise
 from rllm_gym.envs.babyai.levels import GROUPS, KEY_IN_BOX, LEVELS, make_level
 from rllm_gym.envs.babyai.view import View, describe, look
 from rllm_gym.envs.base import StepResult, TextEnv, parse_action
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import TextOptions, restrict
 
 NUM_ITEMS = 16_000  # 400 seeds of each level; AgentGym-RL's lists go up to item 12,875
 NUM_DRAWN_ITEMS = 10_000  # of `train` and `eval`; the others are there by their ids
@@ -105,10 +105,7 @@ class BabyAIEnv(TextEnv):
 
     Args:
         levels: restricts draws to this level, a number from 1 to 40, or to one of these.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
         render_mode: "ansi", see `TextEnv`; "rgb_array" draws the whole grid, with what the agent sees lighter.
 
     Raises:
@@ -126,11 +123,7 @@ class BabyAIEnv(TextEnv):
         self,
         *,
         levels: int | Sequence[int] | None = None,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         known = range(1, len(LEVELS) + 1)
         self._levels = restrict(f"BabyAIEnv: levels must be numbers from 1 to {len(LEVELS)}", levels, known)
@@ -140,9 +133,7 @@ class BabyAIEnv(TextEnv):
         self._has_seen = bytearray()  # by cell of the grid: what the expert may know
         self._is_over = False
         self._is_truncated = False
-        super().__init__(
-            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
-        )
+        super().__init__(**items)
 
     def split_indices(self, split: str) -> Sequence[int]:
         first = NUM_DRAWN_ITEMS - NUM_EVAL_ITEMS

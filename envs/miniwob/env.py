@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
-from rllm_gym.envs.items import ItemIds
+from rllm_gym.envs.items import TextOptions
 from rllm_gym.envs.miniwob.expert import GIVE_UP, advise
 from rllm_gym.envs.miniwob.tasks import EVAL_TASKS, TASKS, html_folder
 from rllm_gym.envs.web.actions import FUNCTIONS, POINTER_ACTIONS, POINTER_FUNCTIONS
@@ -80,11 +80,7 @@ class MiniWoBEnv(WebEnv):
     Args:
         pointer: whether elements have places, and the mouse may act at them.
         max_observation_tokens: see `WebEnv`.
-        render_mode: see `WebEnv`.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv` and `WebEnv`; or, at the first reset, the package miniwob is missing.
@@ -99,11 +95,7 @@ class MiniWoBEnv(WebEnv):
         *,
         pointer: bool = False,
         max_observation_tokens: int = 2048,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         if not isinstance(pointer, bool):
             raise ConfigError(f"MiniWoBEnv: pointer must be true or false; got {pointer!r}. Correct it.")
@@ -111,14 +103,7 @@ class MiniWoBEnv(WebEnv):
         if pointer:
             self.default_system_prompt = f"{SYSTEM_PROMPT}\n{POINTER_ACTIONS}"
             self.functions = (*FUNCTIONS, *POINTER_FUNCTIONS)
-        super().__init__(
-            max_observation_tokens=max_observation_tokens,
-            split=split,
-            item_ids=item_ids,
-            splits=splits,
-            system_prompt=system_prompt,
-            render_mode=render_mode,
-        )
+        super().__init__(max_observation_tokens=max_observation_tokens, **items)
 
     _seed = 0
     _instruction = ""

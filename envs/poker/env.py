@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
 
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import ItemOptions, restrict
 from rllm_gym.envs.poker.rules import (
     BARE,
     KUHN,
@@ -40,10 +40,7 @@ class PokerEnv(SeatedEnv):
         *,
         thoughts: bool = False,
         expert: str = "reference",
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
+        **items: Unpack[ItemOptions],
     ) -> None:
         [self.expert] = restrict(f"{self._who}: expert must be {' or '.join(EXPERTS)}", str(expert), EXPERTS)
         self.thoughts = bool(thoughts)
@@ -51,7 +48,7 @@ class PokerEnv(SeatedEnv):
         self._deals = self.rules.deals
         self.num_items = ROUNDS * len(self._deals)
         self._state: Any = None
-        super().__init__(2, split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(2, **items)
 
     def split_indices(self, split: str) -> Sequence[int]:
         first, last = {"all": (0, ROUNDS), "train": (0, TRAIN_ROUNDS), "eval": (TRAIN_ROUNDS, ROUNDS)}[split]
@@ -196,10 +193,7 @@ class KuhnPokerEnv(PokerEnv):
         thoughts: let the policy write a thought before its move. Without, the chances of every move can be computed.
         expert: whose moves `expert_action` draws: `reference` is a nearly optimal policy, `uniform` plays every legal
             move equally often, as data for a policy that shall learn by playing.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits` and `system_prompt`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; or, at the first reset, open_spiel is not installed.
@@ -243,10 +237,7 @@ class LeducPokerEnv(PokerEnv):
         thoughts: let the policy write a thought before its move. Without, the chances of every move can be computed.
         expert: whose moves `expert_action` draws: `reference` is a nearly optimal policy, `uniform` plays every legal
             move equally often, as data for a policy that shall learn by playing.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits` and `system_prompt`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; or, at the first reset, open_spiel is not installed.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import StepResult, TextEnv, parse_action
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import TextOptions, restrict
 from rllm_gym.envs.sciworld.expert import gold_path, next_action
 from rllm_gym.envs.sciworld.jvm import Simulation
 from rllm_gym.envs.sciworld.tasks import NUM_AGENTGYM_ITEMS, TASKS, load_items, split_indices
@@ -114,11 +114,7 @@ class SciWorldEnv(TextEnv):
     Args:
         task_set: "all", or "agentgym" to draw from AgentGym's games only.
         tasks: restricts draws to this science task, named as in `info["category"]`, or to one of these.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
-        render_mode: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; an unknown task set or task; or a package or Java is missing.
@@ -134,11 +130,7 @@ class SciWorldEnv(TextEnv):
         *,
         task_set: str = "all",
         tasks: str | Sequence[str] | None = None,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         if task_set not in TASK_SETS:
             raise ConfigError(
@@ -155,9 +147,7 @@ class SciWorldEnv(TextEnv):
         self._history: list[tuple[str, str]] = []  # (action, reply)
         self._score = 0
         self._is_over = False
-        super().__init__(
-            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
-        )
+        super().__init__(**items)
 
     def split_indices(self, split: str) -> Sequence[int]:
         end = NUM_AGENTGYM_ITEMS if self.task_set == "agentgym" else self.num_items

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rllm_gym.envs.agents.functions import Function
 from rllm_gym.envs.base import StepResult, TextEnv
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import TextOptions, restrict
 from rllm_gym.envs.searchqa.embedded import EmbeddedQuestions
 from rllm_gym.envs.searchqa.protocol import is_well_formed, parse_turn, render_passages
 from rllm_gym.envs.searchqa.questions import AGENTGYM_RANGES, DATASETS, FileQuestions, Question, Questions
@@ -106,11 +106,7 @@ class SearchQAEnv(TextEnv):
         url: of the server; for "http".
         topk: passages per search, 1 to 10. AgentGym and Search-R1 have 3.
         format_reward: f, from 0 to below 1.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
-        render_mode: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`, `load_questions` and `load_retriever`; or an option outside of its range.
@@ -138,11 +134,7 @@ class SearchQAEnv(TextEnv):
         url: str | None = None,
         topk: int = 3,
         format_reward: float = 0.0,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         paths = [] if data is None else [data] if isinstance(data, str | Path) else data
         if not isinstance(paths, Sequence):
@@ -176,9 +168,7 @@ class SearchQAEnv(TextEnv):
         self._searched: list[str] = []
         self._num_answers = 0
         self._is_well_formed = True
-        super().__init__(
-            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
-        )
+        super().__init__(**items)
 
     @property
     def category(self) -> str:

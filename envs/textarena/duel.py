@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Unpack
 
 from rllm_gym.envs.base import parse_action
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import ItemOptions, restrict
 from rllm_gym.envs.seats import Move, SeatedEnv
 from rllm_gym.envs.textarena.duel_games import DUELS, Match
 from rllm_gym.envs.textarena.env import ITEMS_PER_GAME, TRAIN_ITEMS_PER_GAME
@@ -59,10 +59,7 @@ class TextArenaDuelEnv(SeatedEnv):
     Args:
         game: TextArena's id.
         num_players: how many play; None is the least that the game allows.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits` and `system_prompt`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; an unknown game, or a number of players that it does not allow; or, at the first
@@ -79,10 +76,7 @@ class TextArenaDuelEnv(SeatedEnv):
         *,
         game: str = "TicTacToe-v0",
         num_players: int | None = None,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
+        **items: Unpack[ItemOptions],
     ) -> None:
         [self.game] = restrict(f"TextArenaDuelEnv: game must be one of {', '.join(DUELS)}", str(game), tuple(DUELS))
         allowed = DUELS[self.game].num_players
@@ -93,9 +87,7 @@ class TextArenaDuelEnv(SeatedEnv):
                 f"{least if least == most else f'from {least} to {most}'}; got {num_players!r}. Correct it."
             )
         self._match: Match | None = None
-        super().__init__(
-            num_players or allowed[0], split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt
-        )
+        super().__init__(num_players or allowed[0], **items)
 
     def split_indices(self, split: str) -> range:
         first = list(DUELS).index(self.game) * ITEMS_PER_GAME

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Unpack
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import StepResult, TextEnv, parse_action
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import TextOptions, restrict
 from rllm_gym.envs.textarena.experts import EXPERTS
 from rllm_gym.envs.textarena.games import FAMILIES, GAMES, Game
 
@@ -63,11 +64,7 @@ class TextArenaEnv(TextEnv):
 
     Args:
         game: TextArena's id of a game, or several; None is all.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
-        render_mode: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; an unknown game; or, at the first reset, textarena is not installed.
@@ -83,19 +80,13 @@ class TextArenaEnv(TextEnv):
         self,
         *,
         game: str | Sequence[str] | None = "FrozenLake-v0",
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         rule = f"TextArenaEnv: game must be an id of TextArena's for {', '.join(FAMILIES)}, or a list of these"
         self._games = restrict(rule, game, GAMES)
         self._game: Game | None = None
         self._is_over = False
-        super().__init__(
-            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
-        )
+        super().__init__(**items)
 
     def split_indices(self, split: str) -> Sequence[int]:
         seeds = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from rllm_gym.envs.base import parse_action
-from rllm_gym.envs.items import ItemIds
+from rllm_gym.envs.items import ItemOptions
 from rllm_gym.envs.seats import Move, SeatedEnv
 from rllm_gym.envs.textcraft.duo_tasks import Task, goals, make_task, next_step
 from rllm_gym.envs.textcraft.env import MAX_ACTION_CHARS, split_of
@@ -68,10 +68,7 @@ class TextCraftDuoEnv(SeatedEnv):
         v0: first version.
 
     Args:
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits` and `system_prompt`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`.
@@ -82,15 +79,11 @@ class TextCraftDuoEnv(SeatedEnv):
 
     def __init__(
         self,
-        *,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
+        **items: Unpack[ItemOptions],
     ) -> None:
         self.num_items = len(goals())
         self._task: Task | None = None
-        super().__init__(2, split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt)
+        super().__init__(2, **items)
 
     def split_indices(self, split: str) -> Sequence[int]:
         held = set(split_of(split))

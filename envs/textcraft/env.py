@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import StepResult, TextEnv, parse_action
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import TextOptions, restrict
 from rllm_gym.envs.textcraft.expert import plan
 from rllm_gym.envs.textcraft.recipes import PREFIX, display, identify, load_book
 
@@ -95,11 +95,7 @@ class TextCraftEnv(TextEnv):
 
     Args:
         depth: restricts draws to goals of this depth, or of one of these.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
-        render_mode: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; or a depth that is not 1, 2, 3 or 4.
@@ -113,11 +109,7 @@ class TextCraftEnv(TextEnv):
         self,
         *,
         depth: int | Sequence[int] | None = None,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         self._depths = restrict(
             "TextCraftEnv: depth must be 1, 2, 3 or 4, or a list of these", depth, tuple(EVAL_ITEMS)
@@ -125,9 +117,7 @@ class TextCraftEnv(TextEnv):
         self.num_items = len(load_book().goals)
         self._goal = ""
         self._inventory: dict[str, int] = {}
-        super().__init__(
-            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
-        )
+        super().__init__(**items)
 
     def named_item(self, entry: Any) -> int | None:
         """Return the item of a goal's name, of {"goal": name}, or of a conversation that says "Goal: craft <name>."."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import StepResult, TextEnv, parse_action
-from rllm_gym.envs.items import ItemIds, restrict
+from rllm_gym.envs.items import TextOptions, restrict
 from rllm_gym.envs.textworld.games import NUM_LEVELS, Game, as_command
 from rllm_gym.errors import EnvError
 
@@ -83,11 +83,7 @@ class TextWorldEnv(TextEnv):
 
     Args:
         levels: restricts draws to this level, a number from 1 to 10, or to one of these.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
-        render_mode: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `TextEnv`; an unknown level; or, at the first reset, textworld is not installed.
@@ -103,11 +99,7 @@ class TextWorldEnv(TextEnv):
         self,
         *,
         levels: int | Sequence[int] | None = None,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         known = range(1, NUM_LEVELS + 1)
         self._levels = restrict(f"TextWorldEnv: levels must be numbers from 1 to {NUM_LEVELS}", levels, known)
@@ -115,9 +107,7 @@ class TextWorldEnv(TextEnv):
         self._history: list[str] = []  # commands
         self._plan: tuple[str, ...] = ()
         self._is_over = False
-        super().__init__(
-            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
-        )
+        super().__init__(**items)
 
     def split_indices(self, split: str) -> Sequence[int]:
         first = NUM_ITEMS - NUM_EVAL_ITEMS

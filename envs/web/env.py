@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import gymnasium
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rllm_gym.envs.agents.functions import REACT, Function
 from rllm_gym.envs.base import StepResult, TextEnv
-from rllm_gym.envs.items import ItemIds
+from rllm_gym.envs.items import TextOptions
 from rllm_gym.envs.web.actions import ACTIONS, FUNCTIONS, Action, BadAction, execute, parse
 from rllm_gym.envs.web.tree import Node, estimate_tokens
 from rllm_gym.errors import ConfigError, EnvError
@@ -62,10 +62,7 @@ class WebEnv(TextEnv):
     Args:
         max_observation_tokens: budget of one observation; the tree is cut, visibly. At the token level tokens are those
             of its tokenizer, at the text level an estimate.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
         render_mode: "ansi", see `TextEnv`; "rgb_array" is a screenshot.
 
     Raises:
@@ -83,11 +80,7 @@ class WebEnv(TextEnv):
         self,
         *,
         max_observation_tokens: int = 2048,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
-        render_mode: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         if not isinstance(max_observation_tokens, int) or max_observation_tokens < MIN_OBSERVATION_TOKENS:
             raise ConfigError(
@@ -101,9 +94,7 @@ class WebEnv(TextEnv):
         self._first = ""  # observation
         self._history: list[tuple[str, str]] = []  # (action, observation)
         self._is_over = False
-        super().__init__(
-            split=split, item_ids=item_ids, splits=splits, system_prompt=system_prompt, render_mode=render_mode
-        )
+        super().__init__(**items)
 
     # What an environment writes.
 

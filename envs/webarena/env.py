@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from rllm_gym.envs.items import ItemIds
+from rllm_gym.envs.items import TextOptions
 from rllm_gym.envs.web.env import INTRODUCTION, SYSTEM_PROMPT, Verdict, WebEnv
 from rllm_gym.envs.webarena import tasks
 from rllm_gym.envs.webarena.embedded import SITE_URLS, Expert, Sites
@@ -90,11 +90,7 @@ class WebArenaEnv(WebEnv):
         auth_folder: folder with the storage states that WebArena's auto_login.py saves, like "shopping_state.json", for
             published tasks; None logs in with the benchmark's accounts.
         max_observation_tokens: see `WebEnv`.
-        render_mode: see `WebEnv`.
-        split: see `TextEnv`.
-        item_ids: see `TextEnv`.
-        splits: see `TextEnv`.
-        system_prompt: see `TextEnv`.
+        items: `split`, `item_ids`, `splits`, `system_prompt` and `render_mode`, see `TextEnv`.
 
     Raises:
         ConfigError: see `WebEnv`; an unknown task set or site, a site without an address, a judge that is not set.
@@ -115,11 +111,7 @@ class WebArenaEnv(WebEnv):
         fuzzy: bool = True,
         auth_folder: str | Path | None = None,
         max_observation_tokens: int = 2048,
-        render_mode: str | None = None,
-        split: str | None = None,
-        item_ids: ItemIds | None = None,
-        splits: Mapping[str, ItemIds] | None = None,
-        system_prompt: str | None = None,
+        **items: Unpack[TextOptions],
     ) -> None:
         self.task_set = tasks.resolve_task_set(task_set)
         self.num_items = len(self._configs)
@@ -134,14 +126,7 @@ class WebArenaEnv(WebEnv):
         self._config: tasks.Config = {}  # of the present item, with addresses
         self._sites: Sites | None = None
         self._requests: RequestLog | None = None
-        super().__init__(
-            max_observation_tokens=max_observation_tokens,
-            render_mode=render_mode,
-            split=split,
-            item_ids=item_ids,
-            splits=splits,
-            system_prompt=system_prompt,
-        )
+        super().__init__(max_observation_tokens=max_observation_tokens, **items)
         self._check(self._selection)
 
     @property

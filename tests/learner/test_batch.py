@@ -26,7 +26,7 @@ def make_units(num, seed=0):
     for k in range(num):
         for agent in range(int(rng.integers(1, 4))):
             for part in range(int(rng.integers(1, 3))):
-                labels = {"episode": f"e{k}", "agent": f"a{agent}", "part": part}
+                labels = {"episode": f"e{k}", "agent": f"a{agent}", "context_index": part}
                 samples += make_samples([int(rng.integers(2, 60))], seed=len(samples), **labels)
     return [samples[k] for k in rng.permutation(len(samples))]
 
