@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import FAILED, errors_in_one_line, json_mapping
+from rllm_gym.cli.common import FAILED, errors_in_one_line, parse_mapping
 
 
 def check_env(
@@ -21,7 +21,7 @@ def check_env(
         from rllm_gym.envs.contract import findings
 
         num_broken = num_rules = 0
-        for found in findings(functools.partial(maker_of(env), **json_mapping("--env-config", env_config))):
+        for found in findings(functools.partial(find_maker(env), **parse_mapping("--env-config", env_config))):
             num_rules += 1
             if found.broken:
                 num_broken += 1
@@ -35,8 +35,8 @@ def check_env(
         raise typer.Exit(FAILED)
 
 
-def maker_of(env: str) -> Callable[..., Any]:
-    """Return what makes an environment at the text level, with the keywords that it is called with."""
+def find_maker(env: str) -> Callable[..., Any]:
+    """Return a callable that makes the environment at the text level, with the keywords that it is called with."""
     if re.fullmatch(r"[\w.]+:\w+", env):
         from rllm_gym.importing import import_object
         from rllm_gym.registration import create_multi_agent, make_env

@@ -1,4 +1,4 @@
-"""What both commands share: one line per error, and exit codes."""
+"""Shared by all commands: one line per error, exit codes, options."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray an
 
 
 def find_own_modules() -> None:
-    """Find the user's modules in the present folder, too; in Ray's workers they are in any case."""
+    """Add the present folder to the search path, as Ray's workers do, so that the user's modules are found."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
-def refuse_beside(context: typer.Context, option: str, others: tuple[str, ...], why: str) -> None:
-    """Refuse options that another one makes meaningless.
+def refuse_unused(context: typer.Context, option: str, others: tuple[str, ...], why: str) -> None:
+    """Refuse options that have no effect beside another one.
 
     Raises:
         ConfigError: names the first that was given.
@@ -38,14 +38,14 @@ def refuse_beside(context: typer.Context, option: str, others: tuple[str, ...], 
     for name in others:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(f"{option}: {why}; got --{name.replace('_', '-')}, too. Leave it out.")
+            raise ConfigError(f"{option}: {why}; got --{name.replace('_', '-')} as well. Leave it out.")
 
 
-def json_mapping(option: str, text: str | None) -> dict[str, Any]:
-    """Return what an option says as a JSON object; {} where it is left out.
+def parse_mapping(option: str, text: str | None) -> dict[str, Any]:
+    """Parse an option that is a JSON object; {} where it is left out.
 
     Raises:
-        ConfigError: it says something else.
+        ConfigError: it is something else.
     """
     try:
         found = json.loads(text or "{}")

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
-from rllm_gym.cli.requirements import TRAINER, missing_of, trainer_message
-from rllm_gym.errors import ConfigError
+from rllm_gym.cli.requirements import need
 
 NUM_SHOWN = 20
 
@@ -21,8 +20,7 @@ def compare(
 ) -> None:
     """Compare evaluations on one panel, each with the first: difference, interval, McNemar's test, changed tasks."""
     with errors_in_one_line():
-        if missing := missing_of(TRAINER):
-            raise ConfigError(trainer_message("rllm-gym compare", missing))
+        need("rllm-gym compare")
         from rllm_gym.evaluation.compare import compare as compared
         from rllm_gym.evaluation.compare import read_result
         from rllm_gym.evaluation.report import markdown_table
@@ -34,10 +32,10 @@ def compare(
             return
         typer.echo(markdown_table(read))
         for pair in pairs:
-            typer.echo(_text_of(pair))
+            typer.echo(_describe_pair(pair))
 
 
-def _text_of(pair: dict[str, Any]) -> str:
+def _describe_pair(pair: dict[str, Any]) -> str:
     low, high = pair["interval"]
     left_out = f", {pair['left_out']} left out for errors" if pair["left_out"] else ""
     lines = [

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
-from rllm_gym.cli.requirements import missing_of, trainer_message
+from rllm_gym.cli.requirements import need
 from rllm_gym.errors import ConfigError, nearest
 
 
@@ -21,8 +21,7 @@ def convert(
 ) -> None:
     """Export episodes as AgentGym's conversations, AgentGym-RL's logs or Inspect's log; import the first two."""
     with errors_in_one_line():
-        if missing := missing_of(("pydantic", "zstandard")):
-            raise ConfigError(trainer_message("rllm-gym convert", missing))
+        need("rllm-gym convert", ("pydantic", "zstandard"))
         from rllm_gym.data import TrajectoryWriter, read_episodes
         from rllm_gym.data.exchange import EXPORTS, import_records
         from rllm_gym.registration import normalize_env_id

@@ -12,7 +12,7 @@ SHORTENED = "..."
 
 
 def headline(record: EpisodeRecord) -> str:
-    """Return what an episode was and how it ended in one line."""
+    """Return an episode's task and end in one line."""
     outcome = "error" if record.error is not None else "solved" if record.is_success else "not solved"
     parts = [str(record.item_id if record.item_id is not None else record.env_id)]
     if record.category:

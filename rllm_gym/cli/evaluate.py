@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, json_mapping, refuse_beside
+from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, parse_mapping, refuse_unused
 from rllm_gym.cli.ray_session import prepare_driver, ray_session
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.cli.train.summary import describe_game
@@ -60,14 +60,14 @@ def evaluate(
     """Evaluate a policy: success rate with its interval, pass@k, by environment and category; keeps every episode."""
     with errors_in_one_line():
         if panel:
-            refuse_beside(context, "--panel", OF_A_PANEL, "it says the environment, its tasks, horizon and sampling")
+            refuse_unused(context, "--panel", OF_A_PANEL, "it says the environment, its tasks, horizon and sampling")
         envs = _environments(env or [], env_config or [])
-        options = json_mapping("--config", config)
+        options = parse_mapping("--config", config)
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)
         if against:
-            refuse_beside(context, "--against", ("panel", "samples", "greedy", "resume"), "every task is played twice")
+            refuse_unused(context, "--against", ("panel", "samples", "greedy", "resume"), "every task is played twice")
             _play_each_other(
                 [policy, *against], envs, split=split, num_tasks=episodes, seed=seed, horizon=horizon or 100,
                 config=options, out=out, ray_address=ray_address, verbose=verbose,
@@ -131,7 +131,7 @@ def _play_each_other(
 
 def _environments(envs: list[str], env_configs: list[str]) -> list[tuple[str | None, dict[str, Any]]]:
     """Return each environment with its `env_config`."""
-    configs = [json_mapping("--env-config", text) for text in env_configs]
+    configs = [parse_mapping("--env-config", text) for text in env_configs]
     if len(configs) > max(1, len(envs)) or (len(envs) > 1 and 0 < len(configs) < len(envs)):
         raise ConfigError(
             f"--env-config: must be given once for each --env, or never; got {len(configs)} for {len(envs)}."

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
-from rllm_gym.cli.requirements import TRAINER, missing_of, trainer_message
-from rllm_gym.errors import ConfigError
+from rllm_gym.cli.requirements import need
 
 
 def export(
@@ -20,8 +19,7 @@ def export(
 ) -> None:
     """Write a trained policy as a Hugging Face model folder."""
     with errors_in_one_line():
-        if missing := missing_of(TRAINER):
-            raise ConfigError(trainer_message("rllm-gym export", missing))
+        need("rllm-gym export")
         from rllm_gym.checkpoints import resolve_checkpoint
         from rllm_gym.cli.ray_session import prepare_driver
 

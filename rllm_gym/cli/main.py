@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rllm_gym.cli.requirements import TRAINER, missing_of, trainer_message
+from rllm_gym.cli.requirements import TRAINER, find_missing, trainer_message
 
 if TYPE_CHECKING:
     import typer
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 def rllib() -> None:
     """Run `rllib`."""
-    if missing := missing_of(TRAINER):
+    if missing := find_missing(TRAINER):
         sys.exit(trainer_message("rllib", missing))
     make_rllib_app()()
 
 
 def rllm_gym() -> None:
-    """Run `rllm-gym`, of which some commands do without the trainer."""
-    if missing := missing_of(("rich", "typer")):
+    """Run `rllm-gym`; some of its commands need no trainer."""
+    if missing := find_missing(("rich", "typer")):
         sys.exit(
             f'rllm-gym: needs {" and ".join(missing)}: pip install "rllm-gym[train]", or {" ".join(missing)} alone for '
             "what needs no trainer."

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line, json_mapping, refuse_beside
+from rllm_gym.cli.common import errors_in_one_line, parse_mapping, refuse_unused
 from rllm_gym.errors import ConfigError
 from rllm_gym.types import SamplingParams
 
@@ -40,8 +40,8 @@ def panel(
 
     with errors_in_one_line():
         if test_list:
-            refuse_beside(context, "--from", ("split", "episodes"), "the list says which tasks are played")
-        config = json_mapping("--env-config", env_config)
+            refuse_unused(context, "--from", ("split", "episodes"), "the list says which tasks are played")
+        config = parse_mapping("--env-config", env_config)
         [spec] = environments_of(normalize_env_id(env), config)
         published = read_published(test_list, spec) if test_list else PublishedList(None, {})
         try:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import FAILED, errors_in_one_line, json_mapping
+from rllm_gym.cli.common import FAILED, errors_in_one_line, parse_mapping
 from rllm_gym.errors import ConfigError
 
 MAX_TURNS = 100
@@ -27,7 +27,7 @@ def play(
 
     with errors_in_one_line():
         env_id = normalize_env_id(env)
-        keywords = json_mapping("--env-config", env_config) | ({} if split is None else {"split": split})
+        keywords = parse_mapping("--env-config", env_config) | ({} if split is None else {"split": split})
         try:
             world = make_text_env(EnvironmentSpec(env_id, env_id, keywords))
         except TypeError as error:  # a keyword that the environment does not take

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import RayAddress, errors_in_one_line, json_mapping
-from rllm_gym.cli.requirements import TRAINER, missing_of, trainer_message
+from rllm_gym.cli.common import RayAddress, errors_in_one_line, parse_mapping
+from rllm_gym.cli.requirements import find_missing, need
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.errors import ConfigError, nearest
 
@@ -102,10 +102,10 @@ def say(text: str) -> None:
 
 
 def _need_libraries(protocol: str) -> None:
-    missing = missing_of(SERVER)
+    missing = find_missing(SERVER)
     if missing:
         raise ConfigError(f'serve: needs {", ".join(missing)}: pip install "rllm-gym[server]".')
-    missing = missing_of(OPENENV) if protocol != "agentgym" else []
+    missing = find_missing(OPENENV) if protocol != "agentgym" else []
     if missing:
         raise ConfigError(
             f'serve: OpenEnv\'s protocol needs {" and ".join(missing)}: pip install "rllm-gym[server]" and then '
@@ -126,7 +126,7 @@ def _environments(env: list[str], env_config: list[str]) -> dict[str, dict[str, 
         name = full_id.rpartition("/")[2].rpartition(":")[2]
         if name in environments:
             raise ConfigError(f"serve: --env must name each environment once; got {name} twice. Start two servers.")
-        environments[name] = {"env": full_id, "env_config": json_mapping("--env-config", config)}
+        environments[name] = {"env": full_id, "env_config": parse_mapping("--env-config", config)}
     return environments
 
 
@@ -148,8 +148,7 @@ def _is_own(host: str) -> bool:
 def _cluster(is_wanted: bool, address: str | None, num_workers: int) -> contextlib.AbstractContextManager[None]:
     if not is_wanted:
         return contextlib.nullcontext()
-    if missing := missing_of(TRAINER):
-        raise ConfigError(trainer_message("serve: --ray", missing))
+    need("serve: --ray")
     from rllm_gym.cli.ray_session import prepare_driver, ray_session
 
     prepare_driver(address)

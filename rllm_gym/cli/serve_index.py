@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
-from rllm_gym.cli.requirements import missing_of
+from rllm_gym.cli.requirements import find_missing
 from rllm_gym.cli.serve import SERVER, address_error, check_reach, say
 from rllm_gym.envs.searchqa.retrievers import load_retriever
 from rllm_gym.errors import ConfigError
@@ -40,7 +40,7 @@ def serve_index(
 ) -> None:
     """Serve a search index in Search-R1's protocol: POST /retrieve."""
     with errors_in_one_line():
-        if missing := missing_of(SERVER):
+        if missing := find_missing(SERVER):
             raise ConfigError(f'serve-index: needs {", ".join(missing)}: pip install "rllm-gym[server]".')
         check_reach("serve-index", host, token)
         if retriever == "http":

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rllm_gym.cli.common import errors_in_one_line
-from rllm_gym.cli.requirements import missing_of, trainer_message
+from rllm_gym.cli.requirements import need
 from rllm_gym.errors import ConfigError
 
 MAX_CHARS = 2000
@@ -26,8 +26,7 @@ def show(
 ) -> None:
     """Print episodes, the latest last: what the environment and the agent said, rewards and end."""
     with errors_in_one_line():
-        if missing := missing_of(("pydantic", "zstandard")):
-            raise ConfigError(trainer_message("rllm-gym show", missing))
+        need("rllm-gym show", ("pydantic", "zstandard"))
         if failed and solved:
             raise ConfigError("show: --failed and --solved exclude each other; got both. Leave one out.")
         from rllm_gym.cli.episode_text import episode_lines

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line, refuse_beside
-from rllm_gym.cli.requirements import missing_of, trainer_message
+from rllm_gym.cli.common import errors_in_one_line, refuse_unused
+from rllm_gym.cli.requirements import find_missing, need
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.errors import ConfigError
 
 if TYPE_CHECKING:
     from rllm_gym.viewer.episode_index import Index
 
+LANGUAGE_MODEL = ("torch", "transformers")
 NEEDED = ("pydantic", "starlette", "uvicorn", "zstandard")
 
 
@@ -42,16 +43,16 @@ def view(
 ) -> None:
     """Look at episodes, groups and curves of runs while they train or after, and play environments by hand."""
     with errors_in_one_line():
-        if missing := missing_of(NEEDED):
+        if missing := find_missing(NEEDED):
             raise ConfigError(f'rllm-gym view: needs {", ".join(missing)}: pip install "rllm-gym[view]".')
         from rllm_gym.viewer.episode_index import Index
 
         paths = runs or []
         if export is not None:
-            refuse_beside(context, "--export", ("port", "model", "env"), "a file has no hub")
+            refuse_unused(context, "--export", ("port", "model", "env"), "a file has no hub")
             _export(Index(paths, tokenizer=tokenizer), export, max_episodes)
             return
-        refuse_beside(
+        refuse_unused(
             context, "view", ("max_episodes",), "a page that is served shows all; --max-episodes is of --export"
         )
         _serve(Index(paths, tokenizer=tokenizer), port, model or [], env or [])
@@ -74,10 +75,9 @@ def _serve(index: Index, port: int, models: list[str], envs: list[str]) -> None:
 
     for env in envs:
         normalize_env_id(env)  # says what is wrong with it
-    missing = missing_of(("torch", "transformers"))
-    if missing and models:
-        raise ConfigError(trainer_message("rllm-gym view --model", missing))
-    policies = {} if missing else find_policies(index.paths, models)
+    if models:
+        need("rllm-gym view --model", LANGUAGE_MODEL)
+    policies = {} if find_missing(LANGUAGE_MODEL) else find_policies(index.paths, models)
     modules = [env.rpartition(":")[0] for env in envs if ":" in env]
     hub = Hub(policies, modules=modules)
     # What the hub's killed environments leave goes with it; Ctrl-C is how it ends.

@@ -14,7 +14,7 @@ from rllm_gym.errors import ConfigError, EnvError
 
 
 class Finding(NamedTuple):
-    """What was found out about one site."""
+    """The state of one site."""
 
     is_good: bool
     text: str

@@ -198,7 +198,7 @@ class EvaluationOptions(OptionTable):
 class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOptions, RLlibOptions):
     """Options of every method."""
 
-    needs_env = True  # whether the method cannot do without an environment
+    needs_env = True  # the method cannot do without an environment
     trains = True  # False where a policy is only played
     learns_from_its_trajectories = False  # so that all of them must stay
 
@@ -214,12 +214,12 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
 
     @property
     def has_env_runners(self) -> bool:
-        """Whether anything is sampled."""
+        """True where something is sampled."""
         return True
 
     @property
     def opponent_specs(self) -> dict[str, Opponent]:
-        """Who plays each agent that is not the learner's."""
+        """The opponent that plays each agent that is not the learner's."""
         return {}
 
     @property

@@ -265,8 +265,8 @@ class GroupRelativeOptions(PolicyGradientOptions):
         yield from super().faults()
         if self.advantage == "joint" and self.is_kl_in_reward:
             yield (
-                f"{self.who}: advantage: joint compares what a team has earned, in which the KL to one policy's "
-                "reference has no place; got kl_in: reward. Set kl_in: loss."
+                f"{self.who}: advantage: joint compares the returns of a team, which cannot hold the KL to one "
+                "policy's reference; got kl_in: reward. Set kl_in: loss."
             )
 
 
@@ -397,8 +397,9 @@ class PPOOptions(PolicyGradientOptions):
             )
         if self.critic == "centralised" and self.bootstrap == "truncated":
             yield (
-                f"{self.who}: after the end of what all agents have written a centralised critic cannot tell whose "
-                "future it is to value; got bootstrap: truncated. Set bootstrap: never, or critic: separate."
+                f"{self.who}: a centralised critic cannot bootstrap, since it does not know whose future to value "
+                "after the last token of all agents; got bootstrap: truncated. Set bootstrap: never, or critic: "
+                "separate."
             )
         for policy_id in self.policy_ids:
             critic = self.critic_of(policy_id)
@@ -432,7 +433,7 @@ class ReMaxOptions(PolicyGradientOptions):
                 f"got {self.staleness}."
             )
         if self.has_named_policies:
-            yield f"{self.who}: environments of several agents have no one greedy episode to compare with."
+            yield f"{self.who}: environments of several agents have no single greedy episode to compare with."
 
 
 class ReinforcePPOptions(PolicyGradientOptions):
@@ -446,7 +447,7 @@ class ReinforcePPOptions(PolicyGradientOptions):
     kl_kind = "k1"
     group_size = 1
     groups_per_step = 64
-    filter_groups = "off"  # what the batch is whitened over, all of it is trained on
+    filter_groups = "off"  # all of the batch that advantages are whitened over is trained on
 
     @property
     def _needs_group(self) -> bool:  # type: ignore[override]
@@ -502,7 +503,7 @@ class OfflineOptions(CommonOptions):
         return bool(self.env and self.evaluation_interval)
 
     def data_sources(self) -> list[str]:
-        """Return what is read: paths, functions, or `expert`."""
+        """Return the sources of samples: paths, functions, or `expert`."""
         return [source for source in (self.data, self.evaluation_data) if source is not None]
 
     def faults(self) -> Iterator[str]:

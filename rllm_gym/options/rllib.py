@@ -1,4 +1,4 @@
-"""RLlib's options: those that mean here what they mean there, and what to use instead of the others."""
+"""RLlib's options: those that mean the same here, and the replacements of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Callback = Callable | list[Callable] | None
 
 
 class EvaluationConfig(TypedDict, total=False):
-    """What evaluations may sample otherwise than training does."""
+    """Sampling options that evaluations may change."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
@@ -28,7 +28,7 @@ class EvaluationConfig(TypedDict, total=False):
 
 
 class PolicyOptions(TypedDict, total=False):
-    """What a policy may have otherwise than the run's other policies."""
+    """Options that may differ between the policies of a run."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
@@ -234,14 +234,14 @@ ALIASES = {
 
 
 def unused_option(name: str) -> str | None:
-    """Return what to use instead of an option of RLlib's that is not used here; None for any other name."""
+    """Return the replacement of an option of RLlib's that is not used here, in words; None for any other name."""
     if name not in UNUSED:
         return None
     return f"{name} is not used here; {UNUSED[name] or 'it does nothing. Leave it out'}."
 
 
 def unknown_option(name: str, options: Collection[str]) -> str | None:
-    """Return why an option is refused, or None where it is known."""
+    """Return the fault of an unknown option's name; None where it is known."""
     if name in options:
         return None
     if reason := unused_option(name):

@@ -1,4 +1,4 @@
-"""What is wrong with the value of an option, in words."""
+"""Faults of an option's value, in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rllm_gym.importing import import_object
 
 
 def type_fault(name: str, value: Any, hint: Any) -> str | None:
-    """Return what is wrong with a value as YAML has it, or None.
+    """Return the fault of a value as YAML has it, or None.
 
     A whole number is taken for a number, true is no number, and "module:name" stands for a class or function.
     """
@@ -34,7 +34,7 @@ def type_fault(name: str, value: Any, hint: Any) -> str | None:
 
 
 def value_fault(name: str, value: Any, hint: Any) -> str | None:
-    """Return what is wrong with a value, or None."""
+    """Return the fault of a value, or None."""
     try:
         adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
     except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError):

@@ -125,12 +125,12 @@ def test_options_that_would_do_nothing_are_refused(tmp_path):
     refused = CliRunner().invoke(rllib, ["evaluate", "tiny", "--panel", str(file), "--episodes", "100"])
     assert refused.exit_code == 2
     assert refused.stderr == (
-        "--panel: it says the environment, its tasks, horizon and sampling; got --episodes, too. Leave it out.\n"
+        "--panel: it says the environment, its tasks, horizon and sampling; got --episodes as well. Leave it out.\n"
     )
     refused = CliRunner().invoke(
         app, ["panel", "TextCraft-v0", "--horizon", "6", "--from", str(file), "--split", "train"]
     )
-    assert refused.stderr == "--from: the list says which tasks are played; got --split, too. Leave it out.\n"
+    assert refused.stderr == "--from: the list says which tasks are played; got --split as well. Leave it out.\n"
 
 
 def write_list(path, *item_ids):

@@ -36,7 +36,7 @@ from rllm_gym.registration import normalize_env_id
 from rllm_gym.rollout.environments import check_evaluation, environments_of, evaluated_splits, make_text_env
 from rllm_gym.training.metrics import episode_metrics
 
-# What every result offers to `stop` at its top; below `env_runners/` and `evaluation/` the names are known too.
+# The top-level keys of every result, for `stop`; the names below `env_runners/` and `evaluation/` are known as well.
 RESULT_KEYS = (
     "training_iteration",
     "time_total_s",
@@ -68,10 +68,10 @@ class Faults:
 
     Attributes:
         lines: those of the experiment, and the exit code that each ends `rllib train` with.
-        machine: the same of what this machine lacks and another may have.
-        unchecked: what was not looked at.
-        lacks_environment: whether an environment cannot be made here for want of a package.
-        suspects: the options that are at fault: what else is found about them may follow from that, and is not told.
+        machine: the same for what this machine lacks and another may have.
+        unchecked: things that were not looked at.
+        lacks_environment: whether an environment cannot be made here because a package is missing.
+        suspects: the options at fault. Other faults that name them may follow from that, and are left out.
     """
 
     def __init__(self, source: Source, *, elsewhere: bool = False) -> None:
@@ -407,7 +407,7 @@ def check_fully(
         return None
     default = algorithm.get_default_config()
     hints: dict[str, Any] = {name: option.hint for name, option in options_of(type(default)).items()}
-    is_own = experiment.run not in METHODS  # of which nothing was known before its code was loaded
+    is_own = experiment.run not in METHODS  # nothing was known of it before its code was loaded
     if is_own:
         # Its configuration may have options that are attributes and no more.
         hints = {name: Any for name in vars(default) if not name.startswith("_")} | hints

@@ -52,29 +52,29 @@ def dry_run(experiment: Experiment, *, address: str | None, storage: str, with_r
         elsewhere: leave out what only this machine may lack.
     """
     faults = Faults(experiment.source, elsewhere=elsewhere)
-    told: set[str] = set()
+    printed: set[str] = set()
 
-    def tell() -> None:
+    def print_new() -> None:
         for line in faults.lines:
-            if line not in told:
-                told.add(line)
+            if line not in printed:
+                printed.add(line)
                 typer.echo(line, err=True)
 
     config = check_quickly(experiment, faults)
-    tell()  # the libraries take seconds to load
+    print_new()  # the libraries take seconds to load
     address = None if elsewhere else _check_surroundings(experiment, address, storage, faults)
     prepare_driver(address)
     found: list[str] = []
     checked = check_fully(experiment, config, faults, allow_lookup=False, asks_vllm=True)
-    tell()
+    print_new()
     if checked is not None:
         with temporary_folder(has_own_ray=True):
             try:
                 found = _look_ahead(checked, faults, address=address, with_reset=with_reset)
             except ConfigError:
-                if not faults.lines:  # else options do not go together, which has been told
+                if not faults.lines:  # else it follows from options that do not go together
                     raise
-        tell()
+        print_new()
     if faults.machine:
         typer.echo("\n".join([MACHINE, *(f"  {line}" for line in faults.machine)]), err=True)
     if checked is not None and not faults.exit_code:
@@ -244,7 +244,7 @@ def _has_sampler(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return what YAML can show: "module:name" for classes and functions."""
+    """Return a value as YAML can show it: "module:name" for classes and functions."""
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
     if isinstance(value, dict):

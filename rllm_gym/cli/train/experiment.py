@@ -18,7 +18,7 @@ KEYS = ("run", "env", "stop", "config", "checkpoint_config", "num_samples", "sch
 
 @dataclass
 class Experiment:
-    """What to train. `config` holds what was written, samplers of a sweep included; `env` is no longer in it."""
+    """A training experiment. `config` is as written, with the samplers of a sweep and without `env`."""
 
     name: str
     run: str
@@ -165,7 +165,7 @@ def _non_finite(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, float
 
 
 def _single_env(spec: dict[str, Any], config: dict[str, Any], source: Source, faults: list[str]) -> Any:
-    """Return the environment's id, or a list of several, which may stand at the top or in config."""
+    """Return the environment's id, or a list of several, given at the top level or in config."""
     inner = config.pop("env", None)
     env = spec.get("env", inner)
     if env is not None and not isinstance(env, (str, list)):
@@ -173,7 +173,11 @@ def _single_env(spec: dict[str, Any], config: dict[str, Any], source: Source, fa
             source.fault(("env",), f"env must be the id of an environment, or a list of {{id, weight}}; got {env!r}.")
         )
     elif inner is not None and inner != env:
-        faults.append(source.fault(("config", "env"), f"env stands here as {inner!r} and above as {env!r}. Keep one."))
+        faults.append(
+            source.fault(
+                ("config", "env"), f"env is given twice: {inner!r} here, {env!r} at the top level. Remove one."
+            )
+        )
     if "env" not in spec and ("config", "env") in source.labels:
         source.labels[("env",)] = source.labels[("config", "env")]
     return env

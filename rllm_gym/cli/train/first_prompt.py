@@ -19,7 +19,7 @@ START_TIMEOUT_S = 300.0  # imports and the tokenizer, before the first reset
 
 @dataclass(frozen=True)
 class FirstPrompt:
-    """What came of an environment's reset.
+    """The outcome of an environment's reset.
 
     Args:
         num_tokens: of the prompt, the longest one where several agents act; None where it failed.
@@ -35,7 +35,7 @@ class FirstPrompt:
 
 
 def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> Iterator[FirstPrompt]:
-    """Yield what came of the reset of every environment, in order, up to the first that fails.
+    """Yield the outcome of the reset of every environment, in order, up to the first that fails.
 
     Each plays the first task that training draws, with the seed that it has there.
     """

@@ -30,12 +30,12 @@ from rllm_gym.cli.train.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15
-# Errors whose message says all, without the traceback.
-SAYS_ALL = re.compile(
+# Errors with a self-explanatory message, which are printed without a traceback.
+SELF_EXPLANATORY = re.compile(
     r"rllm_gym\.errors\."
     r"(ChatTemplate|Config|LearnerDied|NonFinite|RllmGym|Storage|TooManyFailedEpisodes|Trajectory)Error: "
 )
-NO_FOLDER = "Unable to set up cluster storage"  # what Ray says where its mark in the run's folder is missing
+NO_FOLDER = "Unable to set up cluster storage"  # Ray's message where its mark in the run's folder is missing
 NO_STORAGE = re.compile(r"No space left on device|Disk quota exceeded")
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)(:|$)")
 
@@ -289,11 +289,11 @@ def describe_error(folder: Path, staged: str | None = None) -> str:
         )
     # The message may have several lines: it begins at the last line that is not indented and names an exception.
     start = next((k for k in range(len(lines) - 1, -1, -1) if EXCEPTION.match(lines[k])), len(lines) - 1)
-    if SAYS_ALL.match(lines[start]) or NO_STORAGE.search(lines[start]):
-        return f"failed: {SAYS_ALL.sub('', lines[start], count=1)}"
+    if SELF_EXPLANATORY.match(lines[start]) or NO_STORAGE.search(lines[start]):
+        return f"failed: {SELF_EXPLANATORY.sub('', lines[start], count=1)}"
     if ActorDiedError.BASE_ERROR_MSG in lines[:2]:  # Ray's own word below Tune's heading, not a traceback of the trial
         return (
-            "failed: the trial's main process died: killed from outside, for want of memory, or by native code. "
+            "failed: the trial's main process died (killed, out of memory, or crashed in native code). "
             "Go on from the last checkpoint with --resume."
         )
     tail = "\n".join(f"    {line}" for line in lines[-ERROR_LINES:])

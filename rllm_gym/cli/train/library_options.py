@@ -28,7 +28,7 @@ from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS
 
 Fault = tuple[KeyPath, str]  # the path below `config`, and what is wrong
 
-# What the learner relies on, and where to set it.
+# Set by the learner; and which option to use instead.
 _DEEPSPEED_ELSEWHERE: dict[KeyPath, str] = {
     ("train_batch_size",): "use `groups_per_step`, `group_size` and `num_minibatches`",
     ("train_micro_batch_size_per_gpu",): "use `tokens_per_micro_batch`",
@@ -107,7 +107,7 @@ class _Recorder(dict):
         return super().__contains__(key)
 
     def keys(self) -> Any:
-        return self  # `key in mapping.keys()` is such a question, too
+        return self  # `key in mapping.keys()` asks for a key as well
 
 
 @functools.cache
@@ -122,7 +122,7 @@ def _deepspeed() -> Any:
 def _deepspeed_hints() -> dict[str, Any]:
     """Return {key: type hint} of what DeepSpeed looks for; it ignores any other key in silence.
 
-    A key whose default is a number or a truth value wants one. What wants more is seen when it is built.
+    A key whose default is a number or a truth value takes one. DeepSpeed judges others when it builds the section.
     """
     asked = _Recorder(_DEEPSPEED_LEAST)
     _deepspeed().DeepSpeedConfig(asked)
@@ -161,7 +161,7 @@ def _section_faults(path: KeyPath, value: Any) -> Iterator[Fault]:
     except ValidationError as error:
         models: dict[str, Any] = {model.__name__: model for model in _subclasses(_deepspeed().DeepSpeedConfigModel)}
         for fault in error.errors():
-            # The monitors are checked together, by a model of which each is a field.
+            # One model checks all monitors; each is a field of it.
             place = fault["loc"][1:] if fault["loc"][:1] == path[-1:] else fault["loc"]
             known = models[error.title].model_fields if place == fault["loc"] else ()
             if fault["type"] == "extra_forbidden":

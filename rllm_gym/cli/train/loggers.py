@@ -1,4 +1,4 @@
-"""Where a run's metrics go beside `result.json`: what `loggers` in an experiment names."""
+"""The `loggers` of an experiment, which get the metrics beside `result.json`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rllm_gym.cli.requirements import missing_of
+from rllm_gym.cli.requirements import find_missing
 from rllm_gym.errors import ConfigError, nearest
 
 DEFAULT_LOGGERS = ("tensorboard", "csv")
@@ -20,11 +20,11 @@ LOGGERS = (*DEFAULT_LOGGERS, *SERVICES)
 
 
 def logger_fault(loggers: Any) -> str | None:
-    """Return what is wrong with `loggers` as it is written, as far as no library is needed to know."""
+    """Return the fault of `loggers` as far as no library is needed to find it; None where there is none."""
     if not isinstance(loggers, list):
         return f"loggers must be a list of {', '.join(LOGGERS)}; got {loggers!r}."
     for entry in loggers:
-        name, options = named(entry)
+        name, options = parse_entry(entry)
         if name not in LOGGERS or not isinstance(options, dict):
             hint = f"Did you mean {nearest(name, LOGGERS)!r}?" if isinstance(name, str) else "Write a name."
             return (
@@ -32,15 +32,16 @@ def logger_fault(loggers: Any) -> str | None:
             )
         if options and name not in SERVICES:
             return f"loggers: {name} has no options; got {options!r}. Leave them out."
-        if name in SERVICES and missing_of((SERVICES[name][1],)):
+        if name in SERVICES and find_missing((SERVICES[name][1],)):
             return f"loggers: {name} needs a package; it is not installed. pip install 'rllm-gym[{name}]'."
-    if len({named(entry)[0] for entry in loggers}) < len(loggers):
-        return f"loggers: each may stand once; got {loggers!r}."
+    names = [parse_entry(entry)[0] for entry in loggers]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        return f"loggers: duplicate logger {duplicates[0]!r}; got {loggers!r}. Remove one."
     return None
 
 
-def named(entry: Any) -> tuple[Any, Any]:
-    """Return the name and the options of an entry."""
+def parse_entry(entry: Any) -> tuple[Any, Any]:
+    """Return the name and the options of one of `loggers`."""
     if isinstance(entry, dict) and len(entry) == 1:
         [(name, options)] = entry.items()
         return name, options or {}
@@ -48,8 +49,8 @@ def named(entry: Any) -> tuple[Any, Any]:
 
 
 def logger_option_fault(loggers: Sequence[Any]) -> str | None:
-    """Return which option a service's callback of Tune does not take."""
-    for name, options in map(named, loggers):
+    """Return the fault of an option that a service's callback of Tune does not take."""
+    for name, options in map(parse_entry, loggers):
         if name not in SERVICES or not options:
             continue
         known = inspect.signature(_import_callback(name)).parameters
@@ -62,7 +63,7 @@ def logger_option_fault(loggers: Sequence[Any]) -> str | None:
 
 
 def make_services(loggers: Sequence[Any], run: str) -> list[Any]:
-    """Return Tune's callbacks for the services among the loggers; each calls the run by its name unless told otherwise.
+    """Return Tune's callbacks for the services among the loggers, with the run's name unless their options set one.
 
     Raises:
         ConfigError: an option that a service's callback does not take.
@@ -71,7 +72,7 @@ def make_services(loggers: Sequence[Any], run: str) -> list[Any]:
         raise ConfigError(reason)
     return [
         _import_callback(name)(**{SERVICES[name][2]: run, **options})
-        for name, options in map(named, loggers)
+        for name, options in map(parse_entry, loggers)
         if name in SERVICES
     ]
 

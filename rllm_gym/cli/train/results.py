@@ -16,7 +16,7 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallbac
 
 from rllm_gym.checkpoints import force_to_disk
 from rllm_gym.cli.episode_text import brief_lines
-from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS, named
+from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS, parse_entry
 from rllm_gym.cli.train.storage import is_remote
 from rllm_gym.data import latest_episode
 from rllm_gym.errors import StorageError
@@ -126,7 +126,7 @@ def sample_episode(trial: Any, result: dict[str, Any], every: int) -> list[str]:
 
 
 def result_writers(storage: str, loggers: Sequence[Any] = DEFAULT_LOGGERS, *, show_every: int = 0) -> list[Any]:
-    """Return what replaces Tune's writers; nothing where storage is remote and no file can be appended to.
+    """Return the replacements of Tune's writers; none for remote storage, where no file can be appended to.
 
     Args:
         loggers: as an experiment has them; `result.json` is written in any case, for a resumed run reads it.
@@ -134,7 +134,7 @@ def result_writers(storage: str, loggers: Sequence[Any] = DEFAULT_LOGGERS, *, sh
     """
     if is_remote(storage):
         return []
-    names = [named(entry)[0] for entry in loggers]
+    names = [parse_entry(entry)[0] for entry in loggers]
     writers: list[Any] = [JsonInPlace()]
     writers += [CSVInPlace()] if "csv" in names else []
     writers += [TensorBoardInPlace(show_every)] if "tensorboard" in names else []

@@ -1,4 +1,4 @@
-"""Whether vLLM's key-value cache holds an episode, and the machine the cache: known from the model's configuration."""
+"""The size of vLLM's key-value cache, computed from the model's configuration, against an episode and the machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure_cache(config: Any, model: str) -> Cache:
 
 
 def room_fault(cache: Cache, config: Any) -> str | None:
-    """Return why a cache cannot hold one episode of `max_model_len`."""
+    """Return the fault of a cache too small for one episode of `max_model_len`; None where it fits."""
     if cache.num_tokens >= config.max_model_len or not cache.keeps_every_token:
         return None
     return (
@@ -62,7 +62,7 @@ def room_fault(cache: Cache, config: Any) -> str | None:
 
 
 def memory_fault(cache: Cache, config: Any) -> str | None:
-    """Return why this machine cannot hold the caches of all samplers; on a GPU vLLM takes what is left."""
+    """Return the fault of caches beyond this machine's memory; None where they fit, or are on a GPU."""
     if gpu_bytes() is not None or cache.num_bytes * config.num_env_runners <= machine_bytes():
         return None
     return (

@@ -35,7 +35,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass
 class Source:
-    """Where each option was written: a label such as `file.yaml:12` or `--config` for the path of its keys."""
+    """The places of options: a label such as `file.yaml:12` or `--config` for the path of keys."""
 
     name: str
     labels: dict[KeyPath, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def parse_yaml(text: str, name: str, *, with_lines: bool = True) -> tuple[Any, S
         return loader.construct_document(node), source
     except yaml.reader.ReaderError as error:
         place = f"{name}:{text.count(chr(10), 0, error.position) + 1}" if with_lines else name
-        raise ExperimentError(f"{place}: not YAML: the character #x{error.character:04x} cannot stand here.") from error
+        raise ExperimentError(f"{place}: not YAML: the character #x{error.character:04x} is not allowed.") from error
     except RecursionError as error:
         raise ExperimentError(f"{name}: not YAML: it is nested too deeply.") from error
     except (yaml.YAMLError, ValueError) as error:
@@ -123,7 +123,7 @@ def _walk(
             problem=f"it holds more than {MAX_VALUES:,} values, aliases resolved", problem_mark=node.start_mark
         )
     if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
-        faults.append(f"{place(node)}: a text cannot hold a NUL character; got {node.value!r}. Leave it out.")
+        faults.append(f"{place(node)}: text cannot contain a NUL character; got {node.value!r}. Leave it out.")
     if isinstance(node, yaml.SequenceNode):
         for k, child in enumerate(node.value):
             _walk(loader, child, (*path, k), source, faults, parents, with_lines)
@@ -132,7 +132,7 @@ def _walk(
         for key, _ in node.value:
             if key.value != "<<" and isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    faults.append(f"{place(key)}: the key {key.value!r} stands here twice. Keep one.")
+                    faults.append(f"{place(key)}: duplicate key {key.value!r}. Remove one.")
                 seen.add(key.value)
         loader.flatten_mapping(node)  # resolves `<<`; what is written here comes last and wins
         for key, child in node.value:

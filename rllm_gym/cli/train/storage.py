@@ -1,4 +1,4 @@
-"""Where runs are kept: a folder, or the address of remote storage."""
+"""The storage of runs: a folder, or a remote address."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _try_folder(folder: Path) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether something stands there; what the file system says else (no folder, too long a name) is raised."""
+    """Return whether a path exists; the file system's other errors (no folder, too long a name) are raised."""
     try:
         path.lstat()
     except FileNotFoundError:

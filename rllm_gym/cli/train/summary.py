@@ -1,4 +1,4 @@
-"""What a run leaves beside Tune's files: `summary.json`, `learning_curve.png`, and the last lines on the terminal."""
+"""The end of a run: `summary.json`, `learning_curve.png`, and the last lines on the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUMMARY = "summary.json"
 CURVE = "learning_curve.png"
 
 
-def splits_of(evaluation: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+def split_metrics(evaluation: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Return {split: metrics} of an evaluation; `env_runners` there is all splits together."""
     return {
         name: metrics
@@ -24,7 +24,7 @@ def splits_of(evaluation: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 def describe_evaluation(result: dict[str, Any]) -> str:
     """Return a result's evaluation in words, for example `train 0.47 -> 0.80  eval 0.41 -> 0.63`; "" without one."""
-    before, after = splits_of(result.get("evaluation_on_start")), splits_of(result.get("evaluation"))
+    before, after = split_metrics(result.get("evaluation_on_start")), split_metrics(result.get("evaluation"))
     parts = []
     for split, metrics in after.items():
         start = f"{before[split]['success_rate']:.3f} -> " if split in before else ""
@@ -52,12 +52,12 @@ def summarize(results: list[dict[str, Any]], *, name: str, trial: Path) -> dict[
 
     `success_*` are of the split `train`, `eval_success_*` of the split `eval`; `evaluations` has every split.
     """
-    evaluated = [result for result in results if splits_of(result.get("evaluation"))]
+    evaluated = [result for result in results if split_metrics(result.get("evaluation"))]
     if not evaluated:
         return None
     last = evaluated[-1]
-    after = splits_of(last["evaluation"])
-    before = next((splits_of(r["evaluation_on_start"]) for r in evaluated if r.get("evaluation_on_start")), {})
+    after = split_metrics(last["evaluation"])
+    before = next((split_metrics(r["evaluation_on_start"]) for r in evaluated if r.get("evaluation_on_start")), {})
     rates = {
         split: {
             "before": before.get(split, {}).get("success_rate"),
@@ -147,9 +147,9 @@ def _mark_evaluations(axis: Any, results: list[dict[str, Any]]) -> None:
     """Draw every split's evaluations; the one before the first train step stands at 0."""
     points: dict[str, dict[int, float]] = {}
     for result in results:
-        for split, metrics in splits_of(result.get("evaluation_on_start")).items():
+        for split, metrics in split_metrics(result.get("evaluation_on_start")).items():
             points.setdefault(split, {}).setdefault(0, metrics["success_rate"])
-        for split, metrics in splits_of(result.get("evaluation")).items():
+        for split, metrics in split_metrics(result.get("evaluation")).items():
             points.setdefault(split, {})[result["training_iteration"]] = metrics["success_rate"]
     for split, marker in zip(sorted(points, reverse=True), "os^vD", strict=False):
         steps = sorted(points[split])

@@ -41,7 +41,7 @@ def find_samplers(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str
 
 
 def sampler_fault(kind: str, arguments: Any) -> str | None:
-    """Return what is wrong with a sampler's arguments."""
+    """Return the fault of a sampler's arguments; None where there is none."""
     if kind in LISTS:
         if isinstance(arguments, list) and arguments:
             return None

@@ -38,7 +38,7 @@ def trial(folder: Path) -> Any:
         (["cvs"], "got 'cvs'. Did you mean 'csv'?"),
         ([3], "got 3. Write a name."),
         ([{"csv": {"path": "x"}}], "csv has no options; got {'path': 'x'}"),
-        (["csv", "csv"], "each may stand once"),
+        (["csv", "csv"], "duplicate logger 'csv'"),
         ([{"wandb": 3}], "got {'wandb': 3}"),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_wrong_logger_is_named(loggers: Any, says: str) -> None:
 def test_known_loggers_are_taken_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logger_fault([]) is None
     assert logger_fault(["tensorboard", "csv", "wandb", {"mlflow": {"tags": {"a": "b"}}}]) is None
-    monkeypatch.setattr("rllm_gym.cli.train.loggers.missing_of", list)
+    monkeypatch.setattr("rllm_gym.cli.train.loggers.find_missing", list)
     assert "pip install 'rllm-gym[wandb]'" in str(logger_fault(["wandb"]))
 
 

@@ -276,7 +276,7 @@ def test_the_death_of_a_trial_s_process_is_one_line(tmp_path: Path) -> None:
     died = "The actor died unexpectedly before finishing this task.\n\tclass_name: GRPO\nThe actor is dead.\n"
     file.write_text(heading + died)
     assert describe_error(tmp_path) == (
-        "failed: the trial's main process died: killed from outside, for want of memory, or by native code. "
+        "failed: the trial's main process died (killed, out of memory, or crashed in native code). "
         "Go on from the last checkpoint with --resume."
     )
     file.write_text(f"{heading}ray::GRPO.train()\nray.exceptions.ActorDiedError: {died}")  # of another process

@@ -153,12 +153,12 @@ CASES = {
     "NUL byte in a path": (
         "{depth: 1}",
         '{item_ids: "a\\0b"}',
-        "x.yaml:7: a text cannot hold a NUL character; got 'a\\x00b'. Leave it out.",
+        "x.yaml:7: text cannot contain a NUL character; got 'a\\x00b'. Leave it out.",
     ),
     "NUL byte in the file": (
         "groups_per_step: 2",
         "groups_per_step: \0",
-        "x.yaml:8: not YAML: the character #x0000 cannot stand here.",
+        "x.yaml:8: not YAML: the character #x0000 is not allowed.",
     ),
     "item ids of a device": (
         "{depth: 1}",
@@ -477,12 +477,12 @@ CASES = {
     "a key twice": (
         "groups_per_step: 2",
         "groups_per_step: 2\n    groups_per_step: 4",
-        "x.yaml:9: the key 'groups_per_step' stands here twice. Keep one.",
+        "x.yaml:9: duplicate key 'groups_per_step'. Remove one.",
     ),
     "two environments": (
         "groups_per_step: 2",
         "env: TextCraft-v0",
-        "x.yaml:8: env stands here as 'TextCraft-v0' and above as 'rllm_gym/TextCraft-v0'. Keep one.",
+        "x.yaml:8: env is given twice: 'TextCraft-v0' here, 'rllm_gym/TextCraft-v0' at the top level. Remove one.",
     ),
     "no YAML": ("  config:\n", "  config: ]\n", "x.yaml:5: not YAML: expected the node content, but found ']'."),
     "config is a list": (
