@@ -17,7 +17,8 @@ from rllm_gym.algorithms.functional import (
     probability_ratio,
 )
 from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
-from rllm_gym.learner.rl_module import load_language_model, logps_of, read
+from rllm_gym.learner.logps import logps_of, read
+from rllm_gym.learner.rl_module import load_language_model
 
 
 class PolicyLearner(DeepSpeedLearner):

@@ -17,8 +17,7 @@ from rllm_gym.algorithms.policy_learner import PolicyLearner
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import Batch
 from rllm_gym.learner.critic import ActorCriticModule, CentralisedCriticModule, CriticModule, max_positions
-from rllm_gym.learner.deepspeed import Forward
-from rllm_gym.learner.deepspeed_config import merge
+from rllm_gym.learner.deepspeed import Forward, merge
 from rllm_gym.learner.rl_module import LLMModule
 from rllm_gym.options.methods import CENTRALISED_CRITIC, CRITIC_SUFFIX, PPOOptions
 from rllm_gym.training.advantage_rows import AdvantageRows, Advantages

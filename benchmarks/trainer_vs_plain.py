@@ -255,7 +255,8 @@ def prepare(args: argparse.Namespace, model: str, seed: int) -> tuple[list[Playe
     """Return a round's episodes, with advantages and the model's own log-probabilities, and the vocabulary's size."""
     import torch
 
-    from rllm_gym.learner.rl_module import load_language_model, logps_of, read
+    from rllm_gym.learner.logps import logps_of, read
+    from rllm_gym.learner.rl_module import load_language_model
 
     lm = load_language_model(model, "float32")
     vocabulary = lm.config.vocab_size

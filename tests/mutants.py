@@ -144,7 +144,7 @@ MUTANTS = [
     option("ratio_level", LOSS, "level=config.ratio_level", 'level="token"'),
     option("adam_betas", LEARNER, "betas=tuple(betas)", "betas=(0.9, 0.999)"),
     option("weight_decay", LEARNER, "weight_decay=weight_decay", "weight_decay=0.0"),
-    option("grad_clip", "rllm_gym/learner/deepspeed_config.py", "config.grad_clip or 0.0", "0.0"),
+    option("grad_clip", "rllm_gym/learner/deepspeed.py", "config.grad_clip or 0.0", "0.0"),
     option("num_epochs", LEARNER, "{module_id: self.config.num_epochs}", "{module_id: 1}"),
     option("tokens_per_micro_batch", LEARNER, "batch, self.config.tokens_per_micro_batch,", "batch, 8192,"),
     option(
@@ -405,7 +405,7 @@ MUTANTS = [
     ),
     Mutant(
         "Gemma's logits not capped",
-        "rllm_gym/learner/rl_module.py",
+        "rllm_gym/learner/logps.py",
         "    if not softcap:\n",
         "    if True:\n",
         "tests/learner/test_other_models.py",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from rllm_gym.learner.rl_module import HiddenStates, LanguageModule, LLMModule, load_language_model, read
+from rllm_gym.learner.logps import HiddenStates, read
+from rllm_gym.learner.rl_module import LanguageModule, LLMModule, load_language_model
 from rllm_gym.models import resolve_base_model
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -18,18 +18,18 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
-from rllm_gym.errors import ConfigError, NonFiniteError
+from rllm_gym.errors import ConfigError, NonFiniteError, RllmGymError
 from rllm_gym.learner.batch import Batch, collate
-from rllm_gym.learner.deepspeed_config import deepspeed_config
-from rllm_gym.learner.engine_files import load_engines, save_engines
 from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
+from rllm_gym.learner.logps import count_chunks, tokens_per_chunk
 from rllm_gym.learner.packing import MicroBatch, split_into_micro_batches
 from rllm_gym.learner.probes import attention_knee, count_parameters, row_faults
-from rllm_gym.learner.rl_module import count_chunks, tokens_per_chunk
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.types import Sample
 from rllm_gym.weights.sender import WeightSender
 
+CHECKPOINT_TAG = "engine"
+SKIPPED = "num_skipped_steps"
 Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
 
 
@@ -397,3 +397,101 @@ class DeepSpeedLearner(WeightSender):
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+# --- the configuration of an engine ---
+
+
+def deepspeed_config(config: Any, num_parameters: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `deepspeed.initialize` takes.
+
+    Args:
+        config: the algorithm's configuration.
+        num_parameters: that are trained.
+        options: merged over what is generated here.
+    """
+    # On CPU the default bucket of 5e8 elements allocates 2 GB in every backward pass.
+    bucket = min(int(5e8), num_parameters + num_parameters % 2)  # it wants an even number
+    generated = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,  # the learner sets the boundary by hand
+        "gradient_clipping": config.grad_clip or 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": config.weight_dtype == "bfloat16"},
+        "fp16": {"enabled": config.weight_dtype == "float16"},
+        "steps_per_print": 10**9,
+        "zero_optimization": {
+            "stage": zero_stage(config, options),
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        },
+    }
+    return merge(generated, options)
+
+
+def zero_stage(config: Any, options: Mapping[str, Any]) -> int:
+    """Return the ZeRO stage: the configured one, or what is best if it leaves the choice.
+
+    A single learner has nobody to share with, and the flat copies of the higher stages cost it time and memory; but of
+    16-bit weights they are the float32 ones, and what is offloaded is theirs.
+    """
+    if config.zero_stage is not None:
+        return int(config.zero_stage)
+    is_offloaded = any(name.startswith("offload") for name in options.get("zero_optimization", {}))
+    return 0 if config.num_learners <= 1 and config.weight_dtype == "float32" and not is_offloaded else 2
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings merged; `over` wins."""
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = (
+            merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
+        )
+    return merged
+
+
+# --- the files of engines in a checkpoint: weights, optimizer, schedule, and the steps that were skipped ---
+
+
+def save_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: Mapping[str, int]) -> None:
+    """Write every module's engine, with its count of skipped steps (collective: every learner must be asked)."""
+    for module_id, engine in engines.items():
+        engine.save_checkpoint(
+            f"{folder}/{module_id}", tag=CHECKPOINT_TAG, client_state={SKIPPED: num_skipped_steps.get(module_id, 0)}
+        )
+
+
+def load_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: MutableMapping[str, int]) -> None:
+    """Read what `save_engines` wrote (collective), the counts of skipped steps into `num_skipped_steps`.
+
+    Raises:
+        RllmGymError: the checkpoint lacks a module, or was written by another number of learners or ZeRO stage.
+    """
+    for module_id, engine in engines.items():
+        path = f"{folder}/{module_id}"
+        settings = [_settings_of(group) for group in engine.basic_optimizer.param_groups]
+        try:
+            loaded, client_state = engine.load_checkpoint(path, tag=CHECKPOINT_TAG)
+        except Exception as error:  # DeepSpeed raises anything from AssertionError to KeyError here
+            raise RllmGymError(f"{_cannot_load(path)} ({type(error).__name__}: {error})") from error
+        if loaded is None:
+            raise RllmGymError(_cannot_load(path))
+        num_skipped_steps[module_id] = client_state[SKIPPED]
+        # The configuration says how it goes on, not the checkpoint; but a schedule goes on where it was.
+        for group, configured in zip(engine.basic_optimizer.param_groups, settings, strict=True):
+            kept = ("lr", "initial_lr") if engine.lr_scheduler is not None else ()
+            group.update({name: value for name, value in configured.items() if name not in kept})
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a parameter group's learning rate, betas and so on."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _cannot_load(path: str) -> str:
+    return (
+        f"DeepSpeedLearner: cannot load the optimizer state in {path}. Resume with the number of learners and the "
+        "ZeRO stage that wrote it, or start a new run from its exported model."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rllm_gym.learner.deepspeed_config import deepspeed_config, zero_stage
+from rllm_gym.learner.deepspeed import deepspeed_config, zero_stage
 from tests.learner.learner_helpers import make_config
 
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, BloomConfig, DeepseekV3Config, Mi
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import Batch, collate
+from rllm_gym.learner.logps import logps_of, read
 from rllm_gym.learner.packing import split_into_micro_batches
-from rllm_gym.learner.rl_module import logps_of, read
 from rllm_gym.training.algorithm import LLMAlgorithm
 from tests.learner.learner_helpers import (
     MODULE,

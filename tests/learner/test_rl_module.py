@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.learner.rl_module import sampled_logps
+from rllm_gym.learner.logps import sampled_logps
 from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, received
 from tests.learner.learner_helpers import (
     MODULE,
@@ -142,7 +142,7 @@ def test_a_model_whose_head_is_not_its_output_embedding_is_refused(tiny_model, m
     from transformers import Qwen2ForCausalLM
 
     from rllm_gym.errors import ConfigError
-    from rllm_gym.learner.rl_module import _check_head
+    from rllm_gym.learner.logps import check_head
 
     class Scaled(Qwen2ForCausalLM):
         def forward(self, *args, **kwargs):
@@ -151,4 +151,4 @@ def test_a_model_whose_head_is_not_its_output_embedding_is_refused(tiny_model, m
             return out
 
     with pytest.raises(ConfigError, match="Scaled does not compute its logits"):
-        _check_head(Scaled.from_pretrained(tiny_model))
+        check_head(Scaled.from_pretrained(tiny_model))

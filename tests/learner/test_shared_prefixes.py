@@ -60,7 +60,7 @@ def test_it_changes_no_log_probability_and_no_gradient(tiny_model, method, budge
         "rllm_gym.learner.deepspeed.attention_knee", lambda lm, device: math.inf
     )  # so that all is shared
     if by_masks:  # as on a GPU
-        monkeypatch.setattr("rllm_gym.learner.rl_module.reads_blocks", lambda lm, device: False)
+        monkeypatch.setattr("rllm_gym.learner.logps.reads_blocks", lambda lm, device: False)
     samples, gradients, logps, counts = make_branches(12), [], [], []
     for share in (False, True):
         options = {"share_prefixes": share, "tokens_per_micro_batch": budget}
