@@ -47,7 +47,7 @@ def leave_out_scipy() -> None:
     """Keep transformers from importing SciPy and scikit-learn with the models' classes: a second of every start.
 
     Detection of objects and assisted generation look at them, which nothing here uses. To be called before the classes
-    are imported.
+    are imported. A workaround for transformers 5.19, which may go once it imports them where they are used.
     """
     utilities: Any = importlib.import_module("transformers.utils")
     utilities.is_scipy_available = utilities.is_sklearn_available = lambda: False

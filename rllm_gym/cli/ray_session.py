@@ -56,7 +56,8 @@ def prepare_driver(address: str | None) -> None:
         from ray.air._internal import usage
 
     atexit.register(_leave_all_to_the_system)
-    # Imports the libraries of all loggers that Ray knows, to count for its statistics which of them are used.
+    # Workaround for Ray 2.60: it imports the libraries of all loggers that it knows (MLflow, wandb: 2 s), to count for
+    # its statistics which are used. It may go once Ray leaves that out where RAY_USAGE_STATS_ENABLED is 0.
     usage.tag_callbacks = lambda callbacks: False
     for name in ("ray", "ray.rllib"):
         logging.getLogger(name).setLevel(logging.ERROR)

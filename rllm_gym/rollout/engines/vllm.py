@@ -60,8 +60,9 @@ _ADAPTER_NUMBERS = itertools.count(1)
 DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
 
 
-# vLLM looks into the __dict__ of everything in every module that is loaded. Objects of other libraries may answer with
-# a function, or by an import that fails; these have nothing that vLLM looks for.
+# Workaround for vLLM 0.32: it looks into the __dict__ of everything in every module that is loaded, and an engine does not
+# start where an object of another library answers with a function, or by an import that fails. Such objects have nothing
+# that vLLM looks for. It may go once vLLM guards these two calls.
 def _vars(value: Any) -> Mapping[str, Any]:
     try:
         attributes = vars(value)
@@ -384,10 +385,12 @@ def _build(args: EngineArgs) -> LLMEngine:
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
         raise ConfigError(f"VLLMEngine: vLLM refuses its options. {' '.join(str(error).split())}") from error
     finally:
-        # vLLM's CPU worker replaces it by a function that does nothing, for everybody in this process.
+        # Workaround for vLLM 0.32: its CPU worker replaces it by a function that does nothing, for everybody in this
+        # process. It may go once the worker binds its threads without that.
         torch.set_num_threads = set_num_threads
-    # vLLM's own finalizer destroys the process's torch.distributed groups, which belong to the other engines and to a
-    # trainer beside it, too. Ours leaves them: they are of size one and cost nothing.
+    # Workaround for vLLM 0.32: its finalizer destroys the process's torch.distributed groups, which belong to the other
+    # engines and to a trainer beside it, too. Ours leaves them: they are of size one and cost nothing. It may go once
+    # vLLM destroys only the groups that it has made.
     engine.engine_core._finalizer.detach()  # type: ignore[attr-defined]
     return engine
 
