@@ -21,8 +21,8 @@ def import_deepspeed() -> Any:
     with uncollected(), without("mlflow"):  # a second and more, for a tuner that nothing here uses
         import deepspeed
 
-    # Workaround for DeepSpeed 0.19: on a CPU it compiles an all-reduce for half a minute; gloo does the same work here. It may
-    # go once a wheel brings that operator compiled.
+    # Workaround for DeepSpeed 0.19: on a CPU it compiles an all-reduce for half a minute; gloo does the same work here.
+    # It may go once a wheel brings that operator compiled.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
