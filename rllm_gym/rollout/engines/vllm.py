@@ -60,9 +60,9 @@ _ADAPTER_NUMBERS = itertools.count(1)
 DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
 
 
-# Workaround for vLLM 0.32: it looks into the __dict__ of everything in every module that is loaded, and an engine does not
-# start where an object of another library answers with a function, or by an import that fails. Such objects have nothing
-# that vLLM looks for. It may go once vLLM guards these two calls.
+# Workaround for vLLM 0.32: it looks into the __dict__ of everything in every module that is loaded, and an engine does
+# not start where an object of another library answers with a function, or by an import that fails. Such objects have
+# nothing that vLLM looks for. It may go once vLLM guards these two calls.
 def _vars(value: Any) -> Mapping[str, Any]:
     try:
         attributes = vars(value)
