@@ -1,4 +1,4 @@
-"""One Markdown row per run, in the columns of RESULTS.md."""
+"""One Markdown row per run, in the columns of the tables in `benchmarks/results/`."""
 
 from __future__ import annotations
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ("learning", "speed", "memory", "environments", "serving")
 # Pages that lie elsewhere in the repository.
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
-    "benchmarks/RESULTS.md": "results.md",
+    **{f"benchmarks/results/{name}.md": f"results/{name}.md" for name in RESULTS},
     "rllm_gym/assets/tiny/README.md": "tiny_model_card.md",
 }
 _LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s#]+)(#[^()\s]*)?\)")
