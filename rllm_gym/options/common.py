@@ -138,9 +138,9 @@ class LearnerOptions(OptionTable):
     weight_transfer: Annotated[
         Literal["auto", "object_store", "broadcast"],
         Doc(
-            "how new weights reach the samplers. `auto` goes from GPU to GPU, by CUDA IPC on one and by NCCL between "
-            "several, and through Ray's object store where there is none; `broadcast` also spares it between CPUs, by "
-            "Gloo."
+            "how new weights reach the samplers: `auto` and `object_store` through Ray's object store; `broadcast` from "
+            "the first learner, by CUDA IPC on one GPU, NCCL between several and Gloo between CPUs. No GPU has run "
+            "`broadcast` yet."
         ),
     ] = "auto"
     deepspeed: Annotated[

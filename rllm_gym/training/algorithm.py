@@ -53,7 +53,8 @@ class LLMAlgorithm(Algorithm):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "config_class" in vars(cls):
-            cls.config_class._method = cls
+            # A function: Ray goes through the classes that a class names, and would go round for ever.
+            cls.config_class._find_method = staticmethod(lambda: cls)
 
     @override(Algorithm)
     @classmethod

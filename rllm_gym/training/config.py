@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -41,10 +42,10 @@ class LLMConfig(StrictConfig, CommonOptions):
 
     num_recorded_samples_per_step = 0  # of a method that trains on what it does not sample
 
-    _method: type | None = None  # the algorithm that names this class as its `config_class`
+    _find_method: Callable[[], type | None] = staticmethod(lambda: None)  # returns whose `config_class` this is
 
     def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class or self._method)
+        super().__init__(algo_class=algo_class or self._find_method())
         self.env_runners(
             env_runner_cls=LLMEnvRunner,
             create_local_env_runner=False,  # else the driver would build a second inference engine

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dis
+import io
+
 import numpy as np
 import pytest
 
@@ -232,3 +235,10 @@ def test_a_configuration_that_only_plays_travels_to_the_algorithm_as_a_dictionar
     config = GRPOConfig()
     config.trains = False  # as `rllib evaluate` sets it
     assert GRPOConfig().update_from_dict(config.to_dict()).trains is False
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ray_reads_a_methods_class_to_its_end(name):
+    # As Ray does with the class of an actor: it goes through all classes that a class names.
+    dis.dis(get_algorithm_class(name), file=io.StringIO(), depth=2)
+    assert type(get_algorithm_class(name).get_default_config())().algo_class is get_algorithm_class(name)
