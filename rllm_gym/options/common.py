@@ -138,7 +138,7 @@ class LearnerOptions(OptionTable):
     weight_transfer: Annotated[
         Literal["auto", "object_store", "broadcast"],
         Doc(
-            "how new weights reach the samplers: `auto` and `object_store` through Ray's object store; `broadcast` from "
+            "how new weights reach the samplers: `auto` and `object_store` by Ray's object store; `broadcast` from "
             "the first learner, by CUDA IPC on one GPU, NCCL between several and Gloo between CPUs. No GPU has run "
             "`broadcast` yet."
         ),
