@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 from typing import Annotated, Any
@@ -85,7 +84,9 @@ def serve(
 
 def check_reach(who: str, host: str, token: str | None) -> None:
     """Refuse to serve other machines without a token."""
-    if token is None and not _is_own(host):
+    from rllm_gym.server.guard import is_own_host
+
+    if token is None and not is_own_host(host):
         raise ConfigError(
             f"{who}: who reaches an address from elsewhere must have a token; got --host {host} and no --token. "
             "Set --token, or RLLM_GYM_TOKEN, or leave --host out."
@@ -136,13 +137,6 @@ def _num_workers(workers: str) -> int:
     if not workers.isdigit() or not int(workers):
         raise ConfigError(f"serve: --workers must be auto or a number from 1 on; got {workers!r}.")
     return int(workers)
-
-
-def _is_own(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _cluster(is_wanted: bool, address: str | None, num_workers: int) -> contextlib.AbstractContextManager[None]:

@@ -22,6 +22,7 @@ from rllm_gym.server.protocol_agentgym import agentgym_app
 from rllm_gym.server.sessions import SessionTable
 
 KEEP_ALIVE_S = 75  # longer than a model thinks about a turn
+MAX_QUOTED, MAX_QUOTED_CHARS = 10, 200  # of a refused request's faults
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,13 @@ def with_errors(app: FastAPI) -> FastAPI:
 
 
 def _invalid(errors: Sequence[Any]) -> JSONResponse:
-    found = [{"loc": [str(part) for part in error["loc"]], "msg": error["msg"]} for error in errors]
+    found = [
+        {
+            "loc": [str(part)[:MAX_QUOTED_CHARS] for part in error["loc"][:MAX_QUOTED]],
+            "msg": error["msg"][:MAX_QUOTED_CHARS],
+        }
+        for error in errors[:MAX_QUOTED]
+    ]
     return JSONResponse({"error": "The request has another form than /openapi.json says.", "detail": found}, 422)
 
 
@@ -162,6 +169,7 @@ def guarded(app: Any, binding: Binding) -> uvicorn.Config:
     """Return how uvicorn serves an application behind the guard."""
     return uvicorn.Config(
         Guard(app, token=binding.token, max_bytes=binding.max_bytes),  # type: ignore[arg-type]
+        http="h11",  # which bounds a request's header; httptools keeps all of it
         log_level="warning",
         access_log=False,
         lifespan="off",

@@ -1,10 +1,12 @@
-"""What stands before every request: the token, the size limit, the versions, and texts that no answer could quote."""
+"""What stands before every request: who asks, how much, of what version, and texts that no answer could quote."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -13,6 +15,9 @@ from starlette.responses import JSONResponse, Response
 from rllm_gym.envs.remote.wire import VERSION_HEADER, package_version
 
 logger = logging.getLogger(__name__)
+
+MAX_KEYS, MAX_KEY_CHARS, MAX_VALUES = 1000, 200, 10_000  # in one request: an answer may tell a fault of each
+SMALL_BYTES = 20_000  # no room for many
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -25,7 +30,8 @@ class Guard:
 
     Args:
         app: what gets the requests that pass.
-        token: what `Authorization: Bearer` must have; None lets everyone in.
+        token: what `Authorization: Bearer` must have. None lets in who calls this machine by a name of its own, and no
+            page of another site.
         max_bytes: of a request's body; uvicorn's `ws_max_size` does the same for a WebSocket's messages.
     """
 
@@ -46,13 +52,24 @@ class Guard:
                 await self._refuse(
                     scope, receive, send, 401, "A bearer token is needed.", {"www-authenticate": "Bearer"}
                 )
+        elif self._expected is None and not _is_from_here(headers):
+            why = "Without a token the server answers this machine alone, by its own names, and no other site's page."
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                await self._refuse(scope, receive, send, 403, why)
         elif scope["type"] == "websocket":
-            await self._app(scope, receive, send)
+            await self._app(scope, _bounded(receive, send), send)
         elif (body := await self._read(receive)) is None:
             await self._refuse(scope, receive, send, 413, f"A request may have {self._max_bytes} bytes.")
         elif not _is_readable(body):
             await self._refuse(
                 scope, receive, send, 400, "The body must be JSON, and its texts without lone surrogates."
+            )
+        elif not _is_small(body):
+            await self._refuse(
+                scope, receive, send, 413, f"A request may have {MAX_KEYS} short keys and {MAX_VALUES} values."
             )
         else:
             await self._app(scope, _once(body, receive), self._with_version(send))
@@ -116,4 +133,65 @@ def _is_readable(body: bytes) -> bool:
         json.dumps(json.loads(body), ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return False
+    return True
+
+
+def _is_from_here(headers: dict[bytes, bytes]) -> bool:
+    """Return whether a request names this machine, and comes from no other site's page.
+
+    A browser sends any page's requests here. It says where the page is from (Origin); where a name of that site points
+    here (DNS rebinding), Host is that name.
+    """
+    host = headers.get(b"host", b"").decode("latin-1")
+    if not is_own_host(re.sub(r":\d*$", "", host)):
+        return False
+    origin = headers.get(b"origin")
+    return origin is None or origin.decode("latin-1") in (f"http://{host}", f"https://{host}")
+
+
+def is_own_host(name: str) -> bool:
+    """Return whether a name or address is one that a machine has for itself."""
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return name.lower() == "localhost"
+
+
+def _bounded(receive: Receive, send: Send) -> Receive:
+    """Return a `receive` that ends a WebSocket whose message has too many parts."""
+
+    async def receive_bounded() -> Message:
+        message = await receive()
+        body = message.get("text") or message.get("bytes") or b""
+        if not _is_small(body.encode("utf-8", "replace") if isinstance(body, str) else body):
+            await send({"type": "websocket.close", "code": 1009})
+            return {"type": "websocket.disconnect", "code": 1009}
+        return message
+
+    return receive_bounded
+
+
+def _is_small(body: bytes) -> bool:
+    """Return whether a JSON body has few enough keys and values."""
+    if len(body) <= SMALL_BYTES:
+        return True
+    try:
+        parts = [json.loads(body)]
+    except RecursionError:
+        return False
+    except ValueError:
+        return True  # which the application says
+    num_keys = num_values = 0
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            num_keys += len(part)
+            if num_keys > MAX_KEYS or any(len(key) > MAX_KEY_CHARS for key in part):
+                return False
+            part = list(part.values())
+        if isinstance(part, list):
+            num_values += len(part)
+            if num_values > MAX_VALUES:
+                return False
+            parts += part
     return True

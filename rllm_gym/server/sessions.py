@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ class Session:
     """One client's environment.
 
     Args:
-        id: its number, never used again.
+        id: its number.
         environment: the name of its environment.
         worker: where it is; None before the first reset.
         reply: what it said last, see `EnvHost`; None before a reset and after a failure.
@@ -125,7 +126,6 @@ class SessionTable:
         self.catalogs: dict[str, Catalog] = {}
         self.workers: list[Worker] = []
         self._sessions: dict[int, Session] = {}
-        self._numbers = itertools.count()
         self._num_calls = 0  # in environments
         self._is_ending = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,7 +185,10 @@ class SessionTable:
             raise FullError("The server is ending. Ask another one.")
         if len(self._sessions) >= self.max_sessions:
             raise FullError(f"All {self.max_sessions} sessions are in use. Close some, or try again.")
-        session = Session(next(self._numbers), environment)
+        # Whole, as AgentGym's clients want it, exact in JSON, and not to be guessed by another client.
+        while (number := secrets.randbits(53)) in self._sessions:
+            pass
+        session = Session(number, environment)
         self._sessions[session.id] = session
         return session
 

@@ -63,7 +63,8 @@ def serve(index: Index, hub: Hub, *, port: int, on_start: Callable[[str], None])
             raise ConfigError(
                 f"view: --port {port} cannot be used ({error.strerror}). Choose another one, or 0 for any free one."
             ) from error
-        config = uvicorn.Config(make_app(index, hub), log_level="warning", access_log=False, lifespan="on")
+        # h11 bounds a request's header; httptools keeps all of it.
+        config = uvicorn.Config(make_app(index, hub), http="h11", log_level="warning", access_log=False, lifespan="on")
         on_start(f"http://{HOST}:{listener.getsockname()[1]}/")
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, which it raises again once all is closed
             uvicorn.Server(config).run(sockets=[listener])

@@ -175,3 +175,96 @@ def test_a_port_in_use_is_said_in_one_line(guarded):
     ended = run_serve("--env", "TextCraft-v0", "--port", port)
     assert ended.returncode == 2
     assert ended.stderr.strip().splitlines()[-1].startswith("serve: the address must be free")
+
+
+@pytest.fixture(scope="module")
+def unguarded():
+    skip_without("openenv")
+    with serving("--env", "TextCraft-v0", "--workers", "1") as served:
+        yield served
+
+
+ELSEWHERE = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Host": "evil.example:36001"},
+    {"Host": "evil.example:36001", "Origin": "http://evil.example:36001"},
+    {"Origin": "http://127.0.0.1:1"},
+]
+
+
+@pytest.mark.parametrize("headers", ELSEWHERE)
+def test_without_a_token_no_other_sites_page_gets_in(unguarded, headers):
+    for method, path in (("GET", "/health"), ("POST", "/agentgym/create"), ("POST", "/reset"), ("POST", "/mcp")):
+        answer = requests.request(method, unguarded.url + path, headers=headers, timeout=10)
+        assert answer.status_code == 403, path
+    own = {"Origin": unguarded.url}
+    assert requests.get(f"{unguarded.url}/health", headers=own, timeout=10).status_code == 200
+    named = {"Host": "localhost:36001"}
+    assert requests.get(f"{unguarded.url}/health", headers=named, timeout=10).status_code == 200
+
+
+def test_without_a_token_a_websocket_of_another_sites_page_is_refused(unguarded):
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    url = unguarded.url.replace("http", "ws") + "/ws"
+    with pytest.raises(InvalidStatus, match="403"):
+        connect(url, origin="https://evil.example")
+    with connect(url, origin=unguarded.url) as own:
+        own.send('{"type": "reset", "data": {"seed": 0}}')
+        assert json.loads(own.recv())["type"] == "observation"
+
+
+def test_with_a_token_a_server_may_have_any_name(guarded):
+    headers = {**HEADERS, "Host": "games.example", "Origin": "https://page.example"}
+    assert requests.get(f"{guarded}/health", headers=headers, timeout=10).status_code == 200
+
+
+def test_a_sessions_number_cannot_be_guessed(unguarded):
+    numbers = [requests.post(f"{unguarded.url}/agentgym/create", json={}, timeout=10).json()["id"] for _ in range(20)]
+    assert all(isinstance(number, int) and 0 <= number < 2**53 for number in numbers)
+    assert len(set(numbers)) == 20
+    assert max(numbers) > 2**40
+
+
+MANY = 300_000
+
+
+@pytest.mark.parametrize(
+    "path", ["TextCraft-v0/tasks", "TextCraft-v0/task", "reset", "step", "mcp", "agentgym/step", "agentgym/reset"]
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"split": "train", **{str(i): 0 for i in range(MANY)}},
+        {str(i): 0 for i in range(900)},
+        {"k" * 10**6: 0},
+        {"id": [[0]] * MANY, "split": [0] * MANY, "method": [0] * MANY, "action": [[0]] * MANY},
+    ],
+    ids=["keys", "some keys", "long key", "values"],
+)
+def test_a_refused_request_gets_a_short_answer(unguarded, path, body):
+    answer = requests.post(f"{unguarded.url}/{path}", json=body, timeout=60)
+    assert answer.status_code < 500
+    assert len(answer.content) < 300_000
+    assert answer.elapsed.total_seconds() < 3  # for all of which others wait
+
+
+def test_a_message_of_many_keys_ends_its_websocket(unguarded):
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+
+    with connect(unguarded.url.replace("http", "ws") + "/ws") as client:
+        client.send(json.dumps({"type": "reset", "data": {}, **{str(i): 0 for i in range(MANY)}}))
+        with pytest.raises(ConnectionClosed, match="1009"):
+            client.recv(timeout=10)
+
+
+@pytest.mark.parametrize("block", [b"a" * 2**20, b"a: b\r\n" * 2**17], ids=["one header", "many headers"])
+def test_a_header_without_an_end_is_cut_off(unguarded, block):
+    port = int(unguarded.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client, pytest.raises(OSError):
+        client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: ")
+        for _ in range(30):
+            client.sendall(block)
