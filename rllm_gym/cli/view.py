@@ -33,6 +33,9 @@ def view(
     env: Annotated[
         list[str] | None, typer.Option(help="module:Name-v0, an environment of your own for the hub; may be repeated.")
     ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let in every user of this machine, who may play in the hub as you.")
+    ] = False,
     tokenizer: Annotated[
         str, typer.Option(help="The model whose tokens the files hold, where they do not say; on this machine.")
     ] = "",
@@ -49,13 +52,13 @@ def view(
 
         paths = runs or []
         if export is not None:
-            refuse_unused(context, "--export", ("port", "model", "env"), "a file has no hub")
+            refuse_unused(context, "--export", ("port", "model", "env", "no_token"), "a file has no hub")
             _export(Index(paths, tokenizer=tokenizer), export, max_episodes)
             return
         refuse_unused(
             context, "view", ("max_episodes",), "a page that is served shows all; --max-episodes is of --export"
         )
-        _serve(Index(paths, tokenizer=tokenizer), port, model or [], env or [])
+        _serve(Index(paths, tokenizer=tokenizer), port, model or [], env or [], has_token=not no_token)
 
 
 def _export(index: Index, file: Path, max_episodes: int) -> None:
@@ -67,7 +70,7 @@ def _export(index: Index, file: Path, max_episodes: int) -> None:
     typer.echo(f"wrote {num_written:,} of {num_all:,} episodes to {file} ({size_mb:.1f} MB)")
 
 
-def _serve(index: Index, port: int, models: list[str], envs: list[str]) -> None:
+def _serve(index: Index, port: int, models: list[str], envs: list[str], *, has_token: bool) -> None:
     from rllm_gym.registration import normalize_env_id
     from rllm_gym.viewer.hub import Hub
     from rllm_gym.viewer.policies import find_policies
@@ -82,4 +85,10 @@ def _serve(index: Index, port: int, models: list[str], envs: list[str]) -> None:
     hub = Hub(policies, modules=modules)
     # What the hub's killed environments leave goes with it; Ctrl-C is how it ends.
     with temporary_folder(has_own_ray=False), contextlib.suppress(KeyboardInterrupt):
-        serve(index, hub, port=port, on_start=lambda url: typer.echo(f"{url}   (Ctrl-C ends it)"))
+        serve(
+            index,
+            hub,
+            port=port,
+            on_start=lambda url: typer.echo(f"{url}   (Ctrl-C ends it)"),
+            has_token=has_token,
+        )

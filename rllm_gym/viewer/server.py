@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from rllm_gym.errors import ConfigError, RllmGymError
@@ -44,12 +46,13 @@ HEADERS = {
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".md": "text/plain"}
 
 
-def serve(index: Index, hub: Hub, *, port: int, on_start: Callable[[str], None]) -> None:
+def serve(index: Index, hub: Hub, *, port: int, on_start: Callable[[str], None], has_token: bool = True) -> None:
     """Serve until interrupted.
 
     Args:
         port: 0 takes a free one.
         on_start: called with the page's address.
+        has_token: only who has the address with its token gets in; else any user of this machine does.
 
     Raises:
         ConfigError: the port is taken.
@@ -63,15 +66,22 @@ def serve(index: Index, hub: Hub, *, port: int, on_start: Callable[[str], None])
             raise ConfigError(
                 f"view: --port {port} cannot be used ({error.strerror}). Choose another one, or 0 for any free one."
             ) from error
+        token = secrets.token_urlsafe(24) if has_token else ""
         # h11 bounds a request's header; httptools keeps all of it.
-        config = uvicorn.Config(make_app(index, hub), http="h11", log_level="warning", access_log=False, lifespan="on")
-        on_start(f"http://{HOST}:{listener.getsockname()[1]}/")
+        config = uvicorn.Config(
+            make_app(index, hub, token), http="h11", log_level="warning", access_log=False, lifespan="on"
+        )
+        on_start(f"http://{HOST}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else ""))
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, which it raises again once all is closed
             uvicorn.Server(config).run(sockets=[listener])
 
 
-def make_app(index: Index, hub: Hub) -> Starlette:
-    """Return the application; while it runs the index is kept up to date, and idle sessions end."""
+def make_app(index: Index, hub: Hub, token: str = "") -> Starlette:
+    """Return the application; while it runs the index is kept up to date, and idle sessions end.
+
+    Args:
+        token: what a request must have; "" lets in every user of this machine.
+    """
     files = static_files()
 
     def page(request: Request) -> Response:
@@ -127,6 +137,7 @@ def make_app(index: Index, hub: Hub) -> Starlette:
             Middleware(TrustedHostMiddleware, allowed_hosts=HOST_NAMES),
             Middleware(GZipMiddleware, minimum_size=1 << 14, compresslevel=1),
             Middleware(_SafetyHeaders),
+            *([Middleware(_Token, token=token)] if token else []),
         ],
         exception_handlers={RllmGymError: _failed, ValueError: _failed, OSError: _failed},
         lifespan=partial(_lifespan, index, hub),
@@ -180,6 +191,31 @@ def _refused(why: str, status: int) -> Response:
 
 def _failed(request: Request, error: Exception) -> Response:
     return _refused(" ".join(str(error).split()), 400)
+
+
+class _Token:
+    """Lets in who has the token, at first from the address, then as a cookie, which leaves it out of the address."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        cookie = f"rllm_gym_view_{scope['server'][1]}"  # browsers keep one jar for all ports of a host
+        if self._is_right(request.cookies.get(cookie, "")):
+            await self._app(scope, receive, send)
+        elif self._is_right(request.query_params.get("token", "")):
+            response: Response = RedirectResponse(request.url.path, 303)
+            response.set_cookie(cookie, self._token, httponly=True, samesite="strict")
+            await response(scope, receive, send)
+        else:
+            await _refused("open the address that rllm-gym view has printed; it has a token", 403)(scope, receive, send)
+
+    def _is_right(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
 
 
 class _SafetyHeaders:

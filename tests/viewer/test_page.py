@@ -402,9 +402,11 @@ def test_the_command_serves_until_it_is_interrupted(runs, tmp_path):
     try:
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:")
-        from urllib.request import urlopen
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
+        from urllib.request import HTTPCookieProcessor, build_opener
 
-        with urlopen(line.split()[0]) as response:
+        jar = CookieJar(DefaultCookiePolicy())
+        with build_opener(HTTPCookieProcessor(jar)).open(line.split()[0]) as response:
             assert b"rllm_gym" in response.read()
         assert list(tmp_path.glob("rllm_gym_*"))
     finally:

@@ -168,3 +168,34 @@ def test_a_port_that_is_taken_is_said(address, runs):
     port = address.rstrip("/").rpartition(":")[2]
     result = CliRunner().invoke(app, ["view", str(runs[0]), "--port", port])
     assert result.exit_code == 2 and "--port" in result.stderr
+
+
+@pytest.mark.promise
+def test_without_the_printed_token_nobody_gets_in():
+    from starlette.testclient import TestClient
+
+    from rllm_gym.viewer.episode_index import Index
+    from rllm_gym.viewer.hub import Hub
+    from rllm_gym.viewer.server import make_app
+
+    asked = [("GET", path) for path in ("/", "/static/app.js", "/api/state", "/api/hub", "/?token=", "/?token=wrong")]
+    with TestClient(make_app(Index([]), Hub({}), "se-cret"), base_url="http://127.0.0.1") as client:
+        for method, path in [*asked, ("POST", "/api/hub/sessions")]:
+            assert client.request(method, path, json={} if method == "POST" else None).status_code == 403, path
+        let_in = client.get("/?token=se-cret", follow_redirects=False)
+        assert let_in.headers["location"] == "/"
+        assert {"HttpOnly", "SameSite=strict"} <= set(let_in.headers["set-cookie"].split("; "))
+        assert client.get("/").status_code == client.get("/api/state").status_code == 200
+
+
+def test_every_start_has_a_token_of_its_own(monkeypatch):
+    from rllm_gym.viewer import server
+
+    addresses = []
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda self, sockets: None)
+    monkeypatch.setattr(server, "make_app", lambda index, hub, token: token)
+    for has_token in (True, True, False):
+        server.serve(None, None, port=0, on_start=addresses.append, has_token=has_token)
+    first, second = (address.partition("?token=")[2] for address in addresses[:2])
+    assert first != second and len(first) >= 32 and len(second) >= 32
+    assert addresses[2].endswith("/")
