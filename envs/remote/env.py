@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rllm_gym.bearer_token import token_for
 from rllm_gym.envs.base import MAX_TEXT_CHARS, StepResult, TextEnv
 from rllm_gym.envs.items import SPLITS, ItemIds
 from rllm_gym.envs.remote.urls import check_urls, count, least_used
@@ -112,7 +113,7 @@ class RemoteEnv(TextEnv):
         self._urls = check_urls(self._who, url)
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise ConfigError(f"{self._who}: timeout_s must be a number above 0; got {timeout_s!r}. Correct it.")
-        self._token = token if token is not None else os.environ.get("RLLM_GYM_TOKEN")
+        self._token = token if token is not None else token_for(*self._urls)
         self._timeout_s = float(timeout_s)
         self._session: RemoteSession | None = None
         self._pid = os.getpid()

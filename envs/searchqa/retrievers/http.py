@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from rllm_gym.bearer_token import token_for
 from rllm_gym.envs.searchqa.retrievers.base import Passage, need
 from rllm_gym.envs.searchqa.retrievers.batching import Batcher
 from rllm_gym.errors import ConfigError, EnvError
@@ -28,7 +28,7 @@ class HttpRetriever:
         timeout_s: for each attempt to connect and to read.
         num_attempts: attempts in all.
         first_wait_s: between the first and the second attempt.
-        token: bearer token that the server asks for; None reads `RLLM_GYM_TOKEN`.
+        token: bearer token that the server asks for; None reads `RLLM_GYM_TOKEN`, see `token_for`.
 
     Raises:
         ConfigError: no url, or one that is not http(s).
@@ -54,7 +54,7 @@ class HttpRetriever:
         self._timeout_s = timeout_s
         self._session = self._requests.Session()
         self._session.trust_env = False
-        if token := token or os.environ.get("RLLM_GYM_TOKEN"):
+        if token := token or token_for(url):
             self._session.headers["Authorization"] = f"Bearer {token}"
         self._retry = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(num_attempts),
