@@ -87,7 +87,11 @@ class EnvJob:
 def describe(error: BaseException) -> str:
     """Return an exception's type, message and innermost frame in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno} in {frame.name})"
+    try:
+        message = str(error)
+    except Exception as other:  # an exception of somebody's; this thread must not end with it
+        message = f"(its message cannot be made: {type(other).__name__})"
+    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno} in {frame.name})"
 
 
 class EnvPool:

@@ -314,3 +314,16 @@ def test_close_closes_every_environment_also_those_in_flight_and_may_be_called_t
     loop.close()
     assert [env.is_closed for env in made] == [True, True]
     assert engine.aborted == [r.request_id for r in engine.requests if r.prompt_ids[0] == ord("S")]
+
+
+def test_an_exception_without_a_message_is_described():
+    class UnprintableError(Exception):
+        def __str__(self):
+            raise ValueError
+
+    try:
+        raise UnprintableError
+    except UnprintableError as error:
+        said = env_pool.describe(error)
+    assert said.startswith("UnprintableError: (its message cannot be made: ValueError)")
+    assert __file__ in said
