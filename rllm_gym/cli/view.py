@@ -89,6 +89,12 @@ def _serve(index: Index, port: int, models: list[str], envs: list[str], *, has_t
             index,
             hub,
             port=port,
-            on_start=lambda url: typer.echo(f"{url}   (Ctrl-C ends it)"),
+            on_start=_say,
             has_token=has_token,
         )
+
+
+def _say(url: str) -> None:
+    place, _, token = url.partition("?")
+    # The place comes first, for whoever reads the port from this line.
+    typer.echo(f"{place} serves the page; open {url}   (Ctrl-C ends it)" if token else f"{url}   (Ctrl-C ends it)")

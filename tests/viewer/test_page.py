@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -401,12 +402,13 @@ def test_the_command_serves_until_it_is_interrupted(runs, tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
     try:
         line = process.stdout.readline()
-        assert line.startswith("http://127.0.0.1:")
+        place, url = re.findall(r"http://\S+", line)
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", place) and url.startswith(f"{place}?token=")
         from http.cookiejar import CookieJar, DefaultCookiePolicy
         from urllib.request import HTTPCookieProcessor, build_opener
 
         jar = CookieJar(DefaultCookiePolicy())
-        with build_opener(HTTPCookieProcessor(jar)).open(line.split()[0]) as response:
+        with build_opener(HTTPCookieProcessor(jar)).open(url) as response:
             assert b"rllm_gym" in response.read()
         assert list(tmp_path.glob("rllm_gym_*"))
     finally:
