@@ -255,7 +255,7 @@ class Episode:
 
     @property
     def is_truncated(self) -> bool:
-        return self.end_reason is not None and self.end_reason.is_truncated
+        return self.end_reason is not None and EndReason(self.end_reason).is_truncated
 
     @property
     def returns(self) -> tuple[float, ...]:

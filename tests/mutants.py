@@ -390,7 +390,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a resumed evaluation has cost is forgotten",
-        "rllm_gym/evaluation/evaluate.py",
+        "rllm_gym/evaluation/run.py",
         "usage = Counter(_usage(folder))",
         "usage = Counter()",
         "tests/evaluation/test_evaluate.py -k endpoint",

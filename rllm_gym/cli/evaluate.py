@@ -73,8 +73,8 @@ def evaluate(
                 config=options, out=out, ray_address=ray_address, verbose=verbose,
             )  # fmt: skip
             return
-        from rllm_gym.evaluation.evaluate import TABLE, plan_evaluation, play
         from rllm_gym.evaluation.panel import read_panel
+        from rllm_gym.evaluation.run import TABLE, plan_evaluation, play
 
         with temporary_folder(has_own_ray=ray_address is None):
             plan = plan_evaluation(

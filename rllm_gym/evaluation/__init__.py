@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rllm_gym.evaluation.evaluate import evaluate
     from rllm_gym.evaluation.game import evaluate_game
     from rllm_gym.evaluation.matches import win_rates
+    from rllm_gym.evaluation.run import evaluate
     from rllm_gym.games.nash import nash_conv
 
 __all__ = ["evaluate", "evaluate_game", "nash_conv", "win_rates"]
 _MODULES = {
-    "evaluate": "rllm_gym.evaluation.evaluate",
+    "evaluate": "rllm_gym.evaluation.run",
     "evaluate_game": "rllm_gym.evaluation.game",
     "nash_conv": "rllm_gym.games.nash",
     "win_rates": "rllm_gym.evaluation.matches",

@@ -12,9 +12,9 @@ from typing import Any
 
 from rllm_gym.data import EpisodeRecord, read_episodes
 from rllm_gym.errors import ConfigError
-from rllm_gym.evaluation.evaluate import TRAJECTORIES, evaluate
 from rllm_gym.evaluation.export import export_policy
 from rllm_gym.evaluation.policy import find_policy
+from rllm_gym.evaluation.run import TRAJECTORIES, evaluate
 from rllm_gym.evaluation.statistics import success_interval
 from rllm_gym.registration import make_multi_agent
 

@@ -16,7 +16,7 @@ from rllm_gym.algorithms.sft import SFT, SFTConfig
 from rllm_gym.checkpoints import protocol_of
 from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
 from rllm_gym.errors import ConfigError, TrajectoryError
-from rllm_gym.evaluation.evaluate import plan_evaluation
+from rllm_gym.evaluation.run import plan_evaluation
 from rllm_gym.learner.batch import deal
 from rllm_gym.learner.packing import Packing
 from rllm_gym.tokens import ChatTokenizer

@@ -16,7 +16,7 @@ from ray.rllib.algorithms import algorithm as rllib_algorithm
 
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
-from rllm_gym.evaluation import evaluate as evaluation
+from rllm_gym.evaluation import run as evaluation
 from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.evaluation.policy import Policy, playing_config, sampled_policy
 from rllm_gym.evaluation.report import Outcome, markdown_table, measures_table, report_of
