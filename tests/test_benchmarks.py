@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("*.py"))
+BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.parent.name + "." + path.stem)
 def test_all_that_a_benchmark_imports_of_the_package_is_there(path):
     imports = [
         (node.module, alias.name)

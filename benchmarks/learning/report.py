@@ -1,0 +1,169 @@
+"""Tables and curves of the rows; a row counts when its run has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.learning import study
+from benchmarks.learning.runner import chosen_lrs, read_rows, reading_at
+from benchmarks.learning.statistics import Contrast, contrast, holm, t_interval
+
+Rows = Sequence[Mapping[str, Any]]
+BUDGETS = ("turns", "tokens")
+
+
+def write_report(rows_file: Path, search_file: Path, images: Path) -> None:
+    """Print the tables, and draw a curve for each budget."""
+    rows, search = read_rows(rows_file), read_rows(search_file)
+    if search:
+        print_search(search)
+    if not rows:
+        print("No run has ended yet.")
+        return
+    check_comparable(rows)
+    best_fixed = best_fixed_of(search)
+    for budget in BUDGETS:
+        print_schedules(rows, budget)
+        draw(rows, budget, images / f"curve_{budget}.png")
+    if best_fixed:
+        print_contrasts(rows, best_fixed)
+
+
+def check_comparable(rows: Rows) -> None:
+    """Make sure that all rows began with one policy and were judged on one panel.
+
+    Raises:
+        ValueError: they did not.
+    """
+    for name, values in (
+        ("first policy", {row["base_model"] for row in rows}),
+        ("panel", {reading_at(row, study.NUM_POINTS)["panel_hash"] for row in rows}),
+        ("budget", {(row["turns"], row["tokens"]) for row in rows}),
+    ):
+        if len(values) > 1:
+            raise ValueError(f"report: all rows must have one {name}; got {len(values)}. Take the others out.")
+
+
+def best_fixed_of(search: Rows) -> str | None:
+    """Return the fixed schedule with the highest success on the search seeds; of equal ones the longer."""
+    if not search:
+        return None
+    lr = chosen_lrs(search)["long"]
+    means = {}
+    for name in reversed(study.FIXED):
+        mine = [row for row in search if row["schedule"] == name and row["lr"] == lr]
+        if mine:
+            means[name] = np.mean([reading_at(row, study.NUM_POINTS)["success"] for row in mine])
+    return max(means, key=means.__getitem__) if len(means) == len(study.FIXED) else None
+
+
+def print_search(search: Rows) -> None:
+    print("\n| search: schedule | lr | seed | success at the end |\n|---|---|---|---|")
+    for row in search:
+        success = reading_at(row, study.NUM_POINTS)["success"]
+        print(f"| {row['schedule']} | {row['lr']:g} | {row['seed']} | {success:.3f} |")
+
+
+def print_schedules(rows: Rows, budget: str) -> None:
+    """Print a line per schedule: means over seeds, of success with its interval."""
+    total = rows[0][budget]
+    print(f"\nAfter {total:,} {budget} of training (at the start {rows[0]['start']['last']['success']:.3f}):\n")
+    print(
+        "| schedule | seeds | success | 2-5 turns | 6-10 turns | training tasks | turns per solved | tokens per solved "
+        "| truncated | entropy | gradient norm | collapsed | train steps | minutes |\n" + "|---" * 14 + "|"
+    )
+    for name in names_of(rows):
+        mine = [row for row in rows if row["schedule"] == name]
+        last = [reading_at(row, study.NUM_POINTS, budget) for row in mine]
+        mean, low, high = t_interval([reading["success"] for reading in last])
+        cells = [name, str(len(mine)), f"{mean:.3f} [{low:.3f}, {high:.3f}]"]
+        cells += [f"{np.mean([of_lengths(r, lengths) for r in last]):.3f}" for lengths in (range(2, 6), range(6, 11))]
+        cells += [f"{np.mean([row['readings'][-1]['success'] for row in mine]):.3f}"]
+        cells += [_mean_of(last, "turns_per_solved"), _mean_of(last, "tokens_per_solved"), _mean_of(last, "truncated")]
+        for metric in ("entropy", "gradient_norm"):
+            cells += [f"{np.mean([step[metric] for row in mine for step in row['curve'][-10:]]):.3f}"]
+        cells += [str(sum(row["collapse"] for row in mine))]
+        cells += [f"{np.mean([row[key] for row in mine]):.0f}" for key in ("train_steps", "minutes")]
+        print("| " + " | ".join(cells) + " |")
+
+
+def of_lengths(reading: Mapping[str, Any], lengths: range) -> float:
+    """Return the mean success over solution lengths; a length counts once, however many tasks have it."""
+    return float(np.mean([rate for length, rate in reading["by_length"].items() if int(length) in lengths]))
+
+
+def _mean_of(readings: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = [reading[key] for reading in readings if reading[key] is not None]
+    return f"{np.mean(values):.2f}" if values else "-"
+
+
+def print_contrasts(rows: Rows, best_fixed: str) -> None:
+    """Print the primary contrast, ScalingInter minus the best fixed horizon at equal turns, and the others.
+
+    The others are one family under Holm's correction, of both budgets together.
+    """
+    pairs = [("scaling_inter", best_fixed)]
+    pairs += [(name, "scaling_inter") for name in study.SCHEDULES if name not in pairs[0]]
+    pairs += [(study.TROUBLE, "long")]
+    found = {(*pair, budget): between(rows, *pair, budget) for budget in BUDGETS for pair in pairs}
+    known = {key: of for key, of in found.items() if of is not None}
+    primary = (*pairs[0], "turns")
+    adjusted = holm({" ".join(key): of.p for key, of in known.items() if key != primary and not isnan(of.p)})
+    print("\n| contrast | equal | seeds | difference | t interval | crossed bootstrap | p | Holm | found with 80 % |")
+    print("|---" * 9 + "|")
+    for key, of in known.items():
+        name = " ".join(key)
+        corrected = "primary" if key == primary else f"{adjusted[name]:.3f}" if name in adjusted else "-"
+        t_low, t_high = of.t_interval
+        low, high = of.crossed_interval
+        print(
+            f"| {key[0]} - {key[1]} | {key[2]} | {of.num_seeds} | {of.mean:+.3f} | [{t_low:+.3f}, {t_high:+.3f}] "
+            f"| [{low:+.3f}, {high:+.3f}] | {of.p:.3f} | {corrected} | {of.detectable:.3f} |"
+        )
+
+
+def between(rows: Rows, a: str, b: str, budget: str) -> Contrast | None:
+    """Return the contrast of two schedules over the seeds that both have; None without any."""
+    solved = {
+        name: {
+            row["seed"]: reading_at(row, study.NUM_POINTS, budget)["solved"] for row in rows if row["schedule"] == name
+        }
+        for name in (a, b)
+    }
+    seeds = sorted(set(solved[a]) & set(solved[b]))
+    return contrast([solved[a][s] for s in seeds], [solved[b][s] for s in seeds]) if seeds else None
+
+
+def names_of(rows: Rows) -> list[str]:
+    return [name for name in (*study.SCHEDULES, study.TROUBLE) if any(row["schedule"] == name for row in rows)]
+
+
+def draw(rows: Rows, budget: str, file: Path) -> None:
+    """Draw success over a budget's eight points: each schedule's mean over seeds, every seed a thin line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    share = np.arange(study.NUM_POINTS + 1) / study.NUM_POINTS
+    for number, name in enumerate(names_of(rows)):
+        curves = [
+            [row["start"]["last"]["success"]]
+            + [reading_at(row, k, budget)["success"] for k in range(1, study.NUM_POINTS + 1)]
+            for row in rows
+            if row["schedule"] == name
+        ]
+        for curve in curves:
+            axis.plot(share * rows[0][budget], curve, color=f"C{number}", alpha=0.15, linewidth=0.8)
+        label = f"{name} ({len(curves)})"
+        axis.plot(share * rows[0][budget], np.mean(curves, axis=0), color=f"C{number}", marker="o", label=label)
+    axis.set(xlabel=f"{budget} of training", ylabel=f"success on held-out tasks, horizon {study.LONG}")
+    axis.legend(title="schedule (seeds)", fontsize="small")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

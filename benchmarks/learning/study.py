@@ -1,0 +1,123 @@
+"""What is compared: schedules of the horizon, budgets, seeds, and the order of the runs. `plan.md` says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+SHORT, MIDDLE, LONG = 3, 6, 12  # horizons, in turns
+HORIZONS = (SHORT, MIDDLE, LONG)
+NUM_POINTS = 8  # at which the panel is read, of each budget
+TURNS, TOKENS = 12_000, 204_000  # budgets of a run: environment turns, sampled tokens
+MAX_NEW_TOKENS = 48
+
+FIXED = ("short", "middle", "long")
+FIRST = (*FIXED, "scaling_inter", "random")
+SECOND = ("adaptive", "tti", "long_to_short")
+SCHEDULES = (*FIRST, *SECOND)
+
+SEEDS = tuple(range(10))
+SECOND_SEEDS = SEEDS[:5]
+SEARCH_SEEDS = (100,)  # never reported
+LRS = (1e-4, 2e-4, 4e-4)
+SEARCHED = ("long", "scaling_inter")  # each of LRS; the other schedules take the lr of the one that is named here
+LR_OF = {"short": "long", "middle": "long", "random": "scaling_inter", "adaptive": "scaling_inter"}
+LR_OF |= {"tti": "scaling_inter", "long_to_short": "scaling_inter"}
+SEARCH_SHARE = 0.5  # of the budgets
+TROUBLE = "long_lr_x3"  # the paper's failing case: the long horizon at three times its lr
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Args:
+        lr: of AdamW.
+        turns, tokens: it ends when both budgets are spent.
+    """
+
+    env: str
+    schedule: str
+    seed: int
+    lr: float
+    turns: int = TURNS
+    tokens: int = TOKENS
+
+    @property
+    def name(self) -> str:
+        return f"{self.env}-{self.schedule}-lr{self.lr:g}-seed{self.seed}"
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def horizon_of(run: Run, *, turns: int, train_step: int) -> int | None:
+    """Return the horizon of a train step; None leaves it to the configuration.
+
+    Args:
+        turns: environment turns before this train step.
+        train_step: counted from 0.
+    """
+    done = turns / run.turns
+    third = min(int(3 * done), 2)
+    match run.schedule:
+        case "short":
+            return SHORT
+        case "middle":
+            return MIDDLE
+        case "long" | "long_lr_x3":
+            return LONG
+        case "scaling_inter":
+            return HORIZONS[third]
+        case "long_to_short":
+            return HORIZONS[2 - third]
+        case "random":  # the control: what ScalingInter plays, in no order
+            return int(np.random.default_rng((run.seed, train_step, 7)).choice(HORIZONS))
+        case "tti":  # min(h_min * i, h_max) with i the tenth of the run; arXiv:2506.07976
+            return min(SHORT * (int(10 * done) + 1), LONG)
+        case "adaptive":
+            return None
+    raise ValueError(f"horizon_of: unknown schedule {run.schedule!r}.")
+
+
+def search_runs() -> Iterator[Run]:
+    """Yield the runs on seeds that are not reported: three lrs, then the other fixed horizons at the one chosen."""
+    for seed in SEARCH_SEEDS:
+        for schedule in SEARCHED:
+            for lr in LRS:
+                yield _search_run(schedule, seed, lr)
+
+
+def fixed_search_runs(lr: float) -> Iterator[Run]:
+    for seed in SEARCH_SEEDS:
+        for schedule in FIXED[:2]:
+            yield _search_run(schedule, seed, lr)
+
+
+def _search_run(schedule: str, seed: int, lr: float) -> Run:
+    full = Run("babyai", schedule, seed, lr)
+    return replace(full, turns=int(TURNS * SEARCH_SHARE), tokens=int(TOKENS * SEARCH_SHARE))
+
+
+def reported_runs(lrs: dict[str, float]) -> Iterator[Run]:
+    """Yield the reported runs in their order: each part, seed by seed, is a result by itself.
+
+    Args:
+        lrs: of each of `SEARCHED`.
+    """
+
+    def lr_of(schedule: str) -> float:
+        return lrs[LR_OF.get(schedule, schedule)]
+
+    for seed in SEEDS:
+        for schedule in FIRST:
+            yield Run("babyai", schedule, seed, lr_of(schedule))
+    for seed in SECOND_SEEDS:
+        for schedule in SECOND:
+            yield Run("babyai", schedule, seed, lr_of(schedule))
+    for seed in SECOND_SEEDS:
+        yield Run("babyai", TROUBLE, seed, 3 * lrs["long"])
