@@ -184,11 +184,11 @@ def train(tmp_path, monkeypatch):
     def read_panel(algo, kind, progress):
         return {"panel": kind, "train_step": algo.training_iteration, "success": 0.5}
 
-    def train_once(name, steps_to_live, *, deadline_s=np.inf):
+    def train_once(name, steps_to_live, *, deadline_s=np.inf, run=RUN):
         monkeypatch.setattr(training, "configuration", lambda *_: SimpleNamespace(build_algo=lambda: algo))
         algo = FakeAlgorithm(steps_to_live)
         with contextlib.suppress(Killed):
-            return training.train(RUN, tmp_path / name, tmp_path / "start.json", deadline_s=deadline_s)
+            return training.train(run, tmp_path / name, tmp_path / "start.json", deadline_s=deadline_s)
         return None
 
     monkeypatch.setattr(training, "ray_here", contextlib.nullcontext)
@@ -214,6 +214,12 @@ def test_a_run_reads_each_point_of_both_budgets_once_and_ends_with_the_larger(tr
     assert [step["horizon"] for step in progress.curve] == [3, 3, 3, 6, 6, 6, 12, 12]
 
 
+@pytest.mark.parametrize(("turns", "tokens"), [(800, 12_000), (1_100, 8_000)])
+def test_a_run_ends_when_the_larger_of_its_budgets_is_spent(train, tmp_path, turns, tokens):
+    assert train("run", 100, run=study.replace(RUN, turns=turns, tokens=tokens)) is True
+    assert len(training.Progress.read(tmp_path / "run").curve) == 11  # 1,100 turns, or 12,100 tokens
+
+
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(train, tmp_path):
     train("whole", 100)
     for _ in range(7):
@@ -237,6 +243,7 @@ def test_a_kill_between_checkpoint_and_progress_goes_on_from_the_checkpoint_befo
     assert train("run", 3) is None
     folder = tmp_path / "run"
     (folder / "checkpoint_000004").mkdir()  # cut: nothing in it, and no progress names it
+    assert train("run", 1) is None  # comes to the same train step
     assert train("run", 100) is True
     assert len(training.Progress.read(folder).curve) == 8
     assert not (folder / "checkpoint_000004").exists()
