@@ -12,7 +12,7 @@ from rllm_gym.envs.agents.functions import REACT, BadCallError, Language, listin
 
 MAX_CALL_CHARS = 8_000  # of what is parsed; deeper nesting than that allows is nobody's call
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)```", re.DOTALL)
-_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_TOOL_CALL, _END_OF_TOOL_CALL = "<tool_call>", "</tool_call>"
 _MAX_OBJECTS = 20  # places at which a JSON object is looked for
 
 
@@ -185,9 +185,13 @@ def _bounded(text: str) -> str:
 
 
 def _first_object(text: str) -> dict[str, Any]:
-    for pattern in (_TOOL_CALL, _FENCE):
-        if match := pattern.search(text):
-            return _object(match[1])
+    # In linear time: where the first tag has no end, no later one has.
+    _, is_opened, rest = text.partition(_TOOL_CALL)
+    call, is_closed, _ = rest.partition(_END_OF_TOOL_CALL)
+    if is_opened and is_closed:
+        return _object(call)
+    if match := _FENCE.search(text):
+        return _object(match[1])
     decoder = json.JSONDecoder()
     for match in list(re.finditer(r"\{", _bounded(text)))[:_MAX_OBJECTS]:
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rllm_gym.bearer_token import token_for
-from rllm_gym.envs.base import MAX_TEXT_CHARS, StepResult, TextEnv
+from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.items import SPLITS, ItemIds
 from rllm_gym.envs.remote.urls import check_urls, count, least_used
 from rllm_gym.envs.remote.wire import package_version
@@ -184,8 +184,7 @@ class RemoteEnv(TextEnv):
         return reply.text
 
     def act(self, action: str) -> StepResult:
-        # JSON has no lone surrogates, and a server reads no more characters than an action may have.
-        text = action[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
+        text = action.encode("utf-8", "replace").decode()  # JSON has no lone surrogates
         with self._lost_on_error() as session:
             reply = session.step(text)
         self._turns.append((text, reply.text))

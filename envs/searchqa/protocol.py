@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,9 +10,7 @@ from typing import NamedTuple
 from rllm_gym.envs.searchqa.retrievers.base import Passage
 
 MAX_PASSAGE_CHARS = 4000  # of a passage in a reply; wiki-18's have 100 words
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_WELL_FORMED = re.compile(r"\s*<think>(.*?)</think>\s*<(search|answer)>(.*?)</\2>\s*", re.DOTALL)
+_WELL_FORMED = [["<think>", "</think>", f"<{kind}>", f"</{kind}>"] for kind in ("search", "answer")]
 _TAG = re.compile(r"</?(?:think|search|information|answer)>")
 
 
@@ -20,6 +19,23 @@ class Action(NamedTuple):
 
     kind: str
     content: str = ""
+
+
+class Element(NamedTuple):
+    """What stands between a tag and its end; `begin` and `end` are those of the whole."""
+
+    begin: int
+    content: str
+    end: int
+
+
+def _element(text: str, tag: str, begin: int = 0) -> Element | None:
+    """Return the first element from a place on, in linear time; a regular expression's grows with the text's square."""
+    begin = text.find(f"<{tag}>", begin)
+    inside = begin + len(tag) + 2
+    # Where the first tag has no end, no later one has.
+    end = text.find(f"</{tag}>", inside) if begin >= 0 else -1
+    return Element(begin, text[inside:end], end + len(tag) + 3) if end >= 0 else None
 
 
 def parse_turn(text: str) -> Action:
@@ -36,19 +52,24 @@ def parse_turn(text: str) -> Action:
             f"SearchQAEnv: an action is a string; got {type(text).__name__}. "
             'Make the environment with obs_type="token" to step it with token ids.'
         )
-    match = _ACTION.search(text)
-    if match is None:
-        return Action("")
-    kind, content = match[1], match[2]
-    if kind == "answer":
-        content = _ANSWER.findall(text)[-1]
-    return Action(kind, content.strip()) if content.strip() else Action("")
+    search, answer = _element(text, "search"), _element(text, "answer")
+    if search and (not answer or search.begin < answer.begin):
+        content = search.content.strip()
+        return Action("search", content) if content else Action("")
+    content = ""
+    while answer:
+        content = answer.content.strip()
+        answer = _element(text, "answer", answer.end)
+    return Action("answer", content) if content else Action("")
 
 
 def is_well_formed(text: str) -> bool:
     """Return whether a turn is one thought and then one search or answer, with nothing around and no tag inside."""
-    match = _WELL_FORMED.fullmatch(text)
-    return match is not None and not any(_TAG.search(part) for part in (match[1], match[3]))
+    tags = list(itertools.islice(_TAG.finditer(text), 5))
+    if [tag[0] for tag in tags] not in _WELL_FORMED:
+        return False
+    around = (text[: tags[0].start()], text[tags[1].end() : tags[2].start()], text[tags[3].end() :])
+    return not any(part.strip() for part in around)
 
 
 def render_passages(passages: Sequence[Passage]) -> str:

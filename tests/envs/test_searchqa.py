@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pyarrow
@@ -425,3 +426,12 @@ print([name for name in heavy if name in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["<search>", "<answer>", "<think>", "<answer>a</answer><answer>", "<think></think>", "<think> "]
+)
+def test_a_turn_is_read_in_time_that_grows_with_it(text):
+    begun = time.process_time()
+    parse_turn(text * 100_000), is_well_formed(text * 100_000)  # half a minute, if it grew with the square
+    assert time.process_time() - begun < 2
