@@ -95,7 +95,7 @@ def test_a_killed_learner_is_one_line_and_the_run_is_resumed(tmp_path: Path) -> 
         killed.start()
         killed.kill("learner", moment)
         assert killed.wait() == 1
-        assert_one_line(killed, "failed: GRPO: a learner died")
+        assert_one_line(killed, "failed: GRPO: learner ")
         killed.age_temporary_folders()
         killed.start("--resume")
         killed.assert_goes_on()
