@@ -38,7 +38,7 @@ class PolicyGradientConfig(LLMConfig, PolicyGradientOptions):
 
     @property
     def max_tokens_to_bootstrap(self) -> int | None:
-        """How much of a truncated episode a critic reads to value its end; None where nothing bootstraps."""
+        """The tokens of a truncated episode that a critic reads to value its end; None where nothing bootstraps."""
         return None
 
     @property

@@ -202,7 +202,7 @@ class PPO(PolicyGradient):
 
     @override(PolicyGradient)
     def advantage(self, rows: AdvantageRows) -> Advantages:
-        """Return whitened GAE advantages, and the values' targets."""
+        """Return whitened GAE advantages, and the targets that the critic learns."""
         config, mask_NK, value_NK = self.config, rows.mask_NK, rows.column("value")
         never = config.bootstrap == "never"
         advantage_NK, target_NK = gae(

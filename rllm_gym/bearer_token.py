@@ -12,11 +12,13 @@ TOKEN, HOSTS = "RLLM_GYM_TOKEN", "RLLM_GYM_TOKEN_HOSTS"
 def token_for(*urls: str) -> str | None:
     """Return RLLM_GYM_TOKEN where every address is of this machine or of a host in RLLM_GYM_TOKEN_HOSTS (a,b)."""
     named = {name.strip().lower() for name in os.environ.get(HOSTS, "").split(",") if name.strip()}
-    return os.environ.get(TOKEN) if all(_is_trusted(urlsplit(url).hostname or "", named) for url in urls) else None
+    hosts = [urlsplit(url).hostname or "" for url in urls]
+    return os.environ.get(TOKEN) if all(host in named or is_own_host(host) for host in hosts) else None
 
 
-def _is_trusted(host: str, named: set[str]) -> bool:
+def is_own_host(name: str) -> bool:
+    """Return whether a name or address is one that a machine has for itself."""
     try:
-        return host in named or ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return name.lower() == "localhost"

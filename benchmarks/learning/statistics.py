@@ -15,7 +15,7 @@ _SEED = 0  # of the bootstrap, so that a report is the same whenever it is made
 
 @dataclass(frozen=True)
 class Contrast:
-    """How much higher one schedule's success is than another's.
+    """The difference between the success rates of two schedules.
 
     Args:
         mean: over seeds, of the mean difference over tasks.

@@ -1,4 +1,4 @@
-"""What is compared: schedules of the horizon, budgets, seeds, and the order of the runs. `plan.md` says why."""
+"""The design of the study: horizon schedules, budgets, seeds, and the order of the runs. `plan.md` says why."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def expert_turns(env: Any, item_id: str) -> int:
 
 
 def is_solvable_within(env: Any, item_id: str, num_turns: int) -> bool:
-    """Return whether some sequence of so many available actions solves a task; tries them all."""
+    """Return whether any sequence of that many available actions solves a task, by trying them all."""
     paths: list[list[str]] = [[]]
     while paths:
         path = paths.pop()

@@ -27,7 +27,7 @@ SAMPLER_METRICS = ("success_rate", "truncated_fraction", "num_turns_mean", "usef
 
 @dataclass
 class Progress:
-    """How far a run is; written beside the checkpoint that it belongs to.
+    """The progress of a run, written beside the checkpoint that it belongs to.
 
     Args:
         checkpoint: the folder's name; "" before the first.

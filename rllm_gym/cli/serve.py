@@ -84,7 +84,7 @@ def serve(
 
 def check_reach(who: str, host: str, token: str | None) -> None:
     """Refuse to serve other machines without a token."""
-    from rllm_gym.server.guard import is_own_host
+    from rllm_gym.bearer_token import is_own_host
 
     if token is None and not is_own_host(host):
         raise ConfigError(

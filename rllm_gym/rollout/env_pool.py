@@ -46,10 +46,10 @@ class EnvSlot:
 
 @dataclass(eq=False)
 class EnvJob:
-    """One reset or step of a slot's environment, or its closing.
+    """One call into a slot's environment.
 
-    `call` is what it is in: `make`, `reset`, `step` or `close`. `error` is the text of what it raised, or that it timed
-    out; `seconds` its wall time.
+    `call` is what it is in: `make`, `reset`, `step`, `call` or `close`. `error` is the text of what it raised, or that
+    it timed out; `seconds` its wall time.
     """
 
     slot: EnvSlot

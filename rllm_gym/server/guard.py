@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import logging
 import re
@@ -12,6 +11,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from rllm_gym.bearer_token import is_own_host
 from rllm_gym.envs.remote.wire import VERSION_HEADER, package_version
 
 logger = logging.getLogger(__name__)
@@ -45,20 +45,10 @@ class Guard:
         headers = dict(scope.get("headers") or ())
         self._compare_versions(headers.get(VERSION_HEADER.encode()))
         if self._expected is not None and not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
-            if scope["type"] == "websocket":
-                await receive()
-                await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403
-            else:
-                await self._refuse(
-                    scope, receive, send, 401, "A bearer token is needed.", {"www-authenticate": "Bearer"}
-                )
+            await self._refuse(scope, receive, send, 401, "A bearer token is needed.", {"www-authenticate": "Bearer"})
         elif self._expected is None and not _is_from_here(headers):
             why = "Without a token the server answers this machine alone, by its own names, and no other site's page."
-            if scope["type"] == "websocket":
-                await receive()
-                await send({"type": "websocket.close", "code": 1008})
-            else:
-                await self._refuse(scope, receive, send, 403, why)
+            await self._refuse(scope, receive, send, 403, why)
         elif scope["type"] == "websocket":
             await self._app(scope, _bounded(receive, send), send)
         elif (body := await self._read(receive)) is None:
@@ -102,6 +92,10 @@ class Guard:
         why: str,
         headers: dict[str, str] | None = None,
     ) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403
+            return
         response: Response = JSONResponse({"error": why}, status, headers)
         await response(scope, receive, self._with_version(send))  # type: ignore[arg-type]
 
@@ -147,14 +141,6 @@ def _is_from_here(headers: dict[bytes, bytes]) -> bool:
         return False
     origin = headers.get(b"origin")
     return origin is None or origin.decode("latin-1") in (f"http://{host}", f"https://{host}")
-
-
-def is_own_host(name: str) -> bool:
-    """Return whether a name or address is one that a machine has for itself."""
-    try:
-        return ipaddress.ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return name.lower() == "localhost"
 
 
 def _bounded(receive: Receive, send: Send) -> Receive:

@@ -101,14 +101,8 @@ class _Session:
     def expert(self) -> dict[str, Any]:
         self._request()
         assert self._hand is not None
-        try:
-            action = self._hand.call(_expert_action)
-        except EnvError as error:
-            raise (
-                error
-                if not str(error).startswith(("AttributeError", "NotImplementedError"))
-                else ConfigError(f"hub: {self._env_id} has no expert.")
-            ) from error
+        if (action := self._hand.call(_expert_action)) is None:
+            raise ConfigError(f"hub: {self._env_id} has no expert.")
         return self.act(action)
 
     def model(self, temperature: float) -> dict[str, Any]:
@@ -210,8 +204,12 @@ class _Session:
         return self._engine
 
 
-def _expert_action(env: Any) -> str:
-    return env.get_wrapper_attr("expert_action")()
+def _expert_action(env: Any) -> str | None:
+    """Return what the expert says; None where the environment has none."""
+    try:
+        return env.get_wrapper_attr("expert_action")()
+    except (AttributeError, NotImplementedError):
+        return None
 
 
 def _picture(env: Any) -> bytes | None:
