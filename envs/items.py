@@ -89,6 +89,8 @@ class HasItems:
 
     name: str = ""
     num_items: int = 0
+    # Its own keywords that only choose among what is installed, so that a panel or the page may set them.
+    safe_options: Sequence[str] = ()
     np_random: np.random.Generator
     _index: int | None = None
 

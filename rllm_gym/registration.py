@@ -239,6 +239,16 @@ def normalize_env_id(id: str) -> str:
     raise ConfigError(f"env: no environment has this id; got {id!r}. Did you mean {nearest(id, known)!r}?")
 
 
+def env_class(id: str) -> Any:
+    """Return what makes a registered environment; None where it cannot be imported, which making it will say."""
+    spec = gymnasium.registry.get(id.rpartition(":")[2])
+    env = spec.kwargs.get("env") if spec else None
+    try:
+        return load_env_creator(env) if isinstance(env, str) else env
+    except (ImportError, AttributeError, ConfigError):
+        return None
+
+
 def _check_keywords(create: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Refuse keywords that an environment does not list, unless it takes any."""
     known = keywords_of(create)

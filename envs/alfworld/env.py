@@ -95,6 +95,7 @@ class ALFWorldEnv(TextEnv):
     """
 
     name = "alfworld"
+    safe_options = ("task_types", "show_commands")
     num_items = 3_827
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS

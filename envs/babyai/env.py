@@ -114,6 +114,7 @@ class BabyAIEnv(TextEnv):
     """
 
     name = "babyai"
+    safe_options = ("levels",)
     num_items = NUM_ITEMS
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS

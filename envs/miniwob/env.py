@@ -88,6 +88,7 @@ class MiniWoBEnv(WebEnv):
     """
 
     name = "miniwob"
+    safe_options = ("pointer", "max_observation_tokens")
     num_items = len(TASKS)
 
     def __init__(

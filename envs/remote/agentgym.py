@@ -95,6 +95,7 @@ class AgentGymEnv(RemoteEnv):
     """
 
     name = "agentgym"
+    safe_options = ("env_type",)
 
     def __init__(
         self,

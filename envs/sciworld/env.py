@@ -122,6 +122,7 @@ class SciWorldEnv(TextEnv):
     """
 
     name = "sciworld"
+    safe_options = ("task_set", "tasks")
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
 

@@ -113,6 +113,7 @@ class SearchQAEnv(TextEnv):
     """
 
     name = "searchqa"
+    safe_options = ("datasets", "topk", "format_reward", "preset", "k1", "b")
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, TURN_FORM, FUNCTIONS
 

@@ -68,6 +68,7 @@ class TextArenaDuelEnv(SeatedEnv):
     """
 
     name = "textarenaduel"
+    safe_options = ("game", "num_players")
     num_items = len(DUELS) * ITEMS_PER_GAME
     default_system_prompt = SYSTEM_PROMPT
 

@@ -72,6 +72,7 @@ class TextArenaEnv(TextEnv):
     """
 
     name = "textarena"
+    safe_options = ("game",)
     num_items = len(GAMES) * ITEMS_PER_GAME
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS

@@ -102,6 +102,7 @@ class TextCraftEnv(TextEnv):
     """
 
     name = "textcraft"
+    safe_options = ("depth",)
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS
 

@@ -91,6 +91,7 @@ class TextWorldEnv(TextEnv):
     """
 
     name = "textworld"
+    safe_options = ("levels",)
     num_items = NUM_ITEMS
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, REACT, FUNCTIONS

@@ -98,6 +98,7 @@ class WebArenaEnv(WebEnv):
     """
 
     name = "webarena"
+    safe_options = ("task_set", "sites", "fuzzy", "max_observation_tokens")
     default_system_prompt = WEBARENA_PROMPT
     introduction = WEBARENA_INTRODUCTION
 

@@ -56,6 +56,21 @@ def parse_mapping(option: str, text: str | None) -> dict[str, Any]:
     return found
 
 
+def parse_environments(envs: list[str], env_configs: list[str]) -> list[tuple[str | None, dict[str, Any]]]:
+    """Return each environment of --env with its --env-config; without any, None with the one or no --env-config.
+
+    Raises:
+        ConfigError: there are more or fewer --env-config than --env.
+    """
+    configs = [parse_mapping("--env-config", text) for text in env_configs]
+    if len(configs) > max(1, len(envs)) or (len(envs) > 1 and 0 < len(configs) < len(envs)):
+        raise ConfigError(
+            f"--env-config: must be given once for each --env, or never; got {len(configs)} for {len(envs)}."
+        )
+    names: list[str | None] = list(envs) or [None]
+    return list(zip(names, configs or [{}] * len(names), strict=True))
+
+
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Print the caller's mistakes without a traceback and exit with code 2; with code 1 what fails on its own."""

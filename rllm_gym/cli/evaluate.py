@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import RayAddress, Verbose, errors_in_one_line, parse_mapping, refuse_unused
+from rllm_gym.cli.common import (
+    RayAddress,
+    Verbose,
+    errors_in_one_line,
+    parse_environments,
+    parse_mapping,
+    refuse_unused,
+)
 from rllm_gym.cli.ray_session import prepare_driver, ray_session
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.cli.train.summary import describe_game
@@ -43,6 +50,10 @@ def evaluate(
         list[Path] | None,
         typer.Option(help="Tasks as `rllm-gym panel` wrote them, in place of --env to --greedy; several times."),
     ] = None,
+    trust_panel: Annotated[
+        bool,
+        typer.Option("--trust-panel", help="Let panels name modules, files and addresses: trust them as code."),
+    ] = False,
     config: Annotated[
         str | None, typer.Option(help='Options of the sampler, as JSON: \'{"engine": "transformers"}\'.')
     ] = None,
@@ -61,7 +72,7 @@ def evaluate(
     with errors_in_one_line():
         if panel:
             refuse_unused(context, "--panel", OF_A_PANEL, "it says the environment, its tasks, horizon and sampling")
-        envs = _environments(env or [], env_config or [])
+        envs = parse_environments(env or [], env_config or [])
         options = parse_mapping("--config", config)
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -80,7 +91,7 @@ def evaluate(
             plan = plan_evaluation(
                 policy,
                 envs=envs,
-                panels=[read_panel(path) for path in panel or []],
+                panels=[read_panel(path, is_trusted=trust_panel) for path in panel or []],
                 split=split,
                 num_tasks=episodes,
                 samples=samples,
@@ -127,17 +138,6 @@ def _play_each_other(
         report = win_rates(policies, str(env), env_config=env_config, out=out, **what)
     typer.echo(matrix_table(report))
     typer.echo(f"{report['num_games']} games of each pair, {report['errors']} errors; results in {out / MATRIX}")
-
-
-def _environments(envs: list[str], env_configs: list[str]) -> list[tuple[str | None, dict[str, Any]]]:
-    """Return each environment with its `env_config`."""
-    configs = [parse_mapping("--env-config", text) for text in env_configs]
-    if len(configs) > max(1, len(envs)) or (len(envs) > 1 and 0 < len(configs) < len(envs)):
-        raise ConfigError(
-            f"--env-config: must be given once for each --env, or never; got {len(configs)} for {len(envs)}."
-        )
-    names: list[str | None] = list(envs) or [None]
-    return list(zip(names, configs or [{}] * len(names), strict=True))
 
 
 def game_lines(report: dict[str, Any]) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rllm_gym.cli.common import errors_in_one_line, refuse_unused
+from rllm_gym.cli.common import errors_in_one_line, parse_environments, refuse_unused
 from rllm_gym.cli.requirements import find_missing, need
 from rllm_gym.cli.scratch import temporary_folder
 from rllm_gym.errors import ConfigError
@@ -31,7 +32,12 @@ def view(
         list[str] | None, typer.Option(help="A model or checkpoint that may act in the hub; may be repeated.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(help="module:Name-v0, an environment of your own for the hub; may be repeated.")
+        list[str] | None,
+        typer.Option(help="An environment for the hub: module:Name-v0 of your own, or what --env-config is for."),
+    ] = None,
+    env_config: Annotated[
+        list[str] | None,
+        typer.Option(help="Keywords of --env as JSON, one for each; the page can set no path, address or module."),
     ] = None,
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Let in every user of this machine, who may play in the hub as you.")
@@ -52,13 +58,16 @@ def view(
 
         paths = runs or []
         if export is not None:
-            refuse_unused(context, "--export", ("port", "model", "env", "no_token"), "a file has no hub")
+            refuse_unused(context, "--export", ("port", "model", "env", "env_config", "no_token"), "a file has no hub")
             _export(Index(paths, tokenizer=tokenizer), export, max_episodes)
             return
         refuse_unused(
             context, "view", ("max_episodes",), "a page that is served shows all; --max-episodes is of --export"
         )
-        _serve(Index(paths, tokenizer=tokenizer), port, model or [], env or [], has_token=not no_token)
+        if env_config and not env:
+            raise ConfigError("--env-config: goes with an --env; got none. Say which environment it is for.")
+        envs = {name: keywords for name, keywords in parse_environments(env or [], env_config or []) if name}
+        _serve(Index(paths, tokenizer=tokenizer), port, model or [], envs, has_token=not no_token)
 
 
 def _export(index: Index, file: Path, max_episodes: int) -> None:
@@ -70,19 +79,20 @@ def _export(index: Index, file: Path, max_episodes: int) -> None:
     typer.echo(f"wrote {num_written:,} of {num_all:,} episodes to {file} ({size_mb:.1f} MB)")
 
 
-def _serve(index: Index, port: int, models: list[str], envs: list[str], *, has_token: bool) -> None:
+def _serve(
+    index: Index, port: int, models: list[str], envs: Mapping[str, Mapping[str, Any]], *, has_token: bool
+) -> None:
     from rllm_gym.registration import normalize_env_id
     from rllm_gym.viewer.hub import Hub
     from rllm_gym.viewer.policies import find_policies
     from rllm_gym.viewer.server import serve
 
-    for env in envs:
-        normalize_env_id(env)  # says what is wrong with it
+    ids = {env: normalize_env_id(env).rpartition(":")[2] for env in envs}  # says what is wrong with it
     if models:
         need("rllm-gym view --model", LANGUAGE_MODEL)
     policies = {} if find_missing(LANGUAGE_MODEL) else find_policies(index.paths, models)
     modules = [env.rpartition(":")[0] for env in envs if ":" in env]
-    hub = Hub(policies, modules=modules)
+    hub = Hub(policies, modules=modules, env_configs={ids[env]: env_config for env, env_config in envs.items()})
     # What the hub's killed environments leave goes with it; Ctrl-C is how it ends.
     with temporary_folder(has_own_ray=False), contextlib.suppress(KeyboardInterrupt):
         serve(

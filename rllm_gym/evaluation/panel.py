@@ -13,6 +13,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.registration import SELECTION
 from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of
 from rllm_gym.rollout.loop import seed_of
+from rllm_gym.safe_options import check_safe_options
 from rllm_gym.training.task_sampler import EVALUATION_STEP, evaluation_groups
 from rllm_gym.types import SamplingParams, TaskGroup
 
@@ -123,11 +124,14 @@ def make_panel(
     return Panel(str(spec.env), list(item_ids), seeds, horizon, sampling, samples, env_config, split, categories or {})
 
 
-def read_panel(path: Path) -> Panel:
+def read_panel(path: Path, *, is_trusted: bool = False) -> Panel:
     """Return the panel in a file.
 
+    Args:
+        is_trusted: it may name modules, files and addresses; else what `check_safe_options` lets anybody set.
+
     Raises:
-        ConfigError: it is none, or it is not as it was written.
+        ConfigError: it is none, or not as it was written, or it names what only a trusted one may.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -155,6 +159,9 @@ def read_panel(path: Path) -> Panel:
             f"panel: {str(path)!r} is not as it was written: its content has the hash {panel.hash[:12]}, and it says "
             f"{str(written)[:12]}. Make another one with `rllm-gym panel`."
         )
+    if not is_trusted:
+        what_to_do = "If you trust who made it as you would their code, give --trust-panel."
+        check_safe_options(f"panel: {str(path)!r}", panel.env, panel.env_config, what_to_do)
     return panel
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.safe_options import check_safe_options
 from rllm_gym.viewer.hub_environments import environments
 from rllm_gym.viewer.hub_worker import work
 
@@ -31,6 +32,7 @@ class Hub:
     Args:
         policies: {label: checkpoint or model}, what may act beside the expert.
         modules: those that register environments of the user's own.
+        env_configs: {environment id: keywords}, which the page cannot change; it can set no path, address or module.
         call_timeout_s: how long a call into an environment or a model may take before its session is ended.
         idle_s: how long a session lives without a call.
     """
@@ -40,6 +42,7 @@ class Hub:
         policies: Mapping[str, str],
         *,
         modules: Sequence[str] = (),
+        env_configs: Mapping[str, Mapping[str, Any]] | None = None,
         max_sessions: int = MAX_SESSIONS,
         call_timeout_s: float = CALL_TIMEOUT_S,
         idle_s: float = IDLE_S,
@@ -48,6 +51,7 @@ class Hub:
         for module in modules:
             importlib.import_module(module)
         self.environments = environments()
+        self._env_configs = dict(env_configs or {})
         self._max_sessions, self._call_timeout_s, self._idle_s = max_sessions, call_timeout_s, idle_s
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
@@ -125,13 +129,20 @@ class Hub:
             if key not in KEYS:
                 raise ConfigError(f"hub: takes {', '.join(KEYS)}; got {key!r}.")
         env = wanted.get("env")
-        if env not in [known["id"] for known in self.environments]:
+        if not isinstance(env, str) or env not in [known["id"] for known in self.environments]:
             raise ConfigError(f"hub: env must be one of those that are listed; got {env!r}.")
         env_config = wanted.get("env_config") or {}
         if not isinstance(env_config, dict):
             raise ConfigError(f"hub: env_config must be a JSON object; got {env_config!r}.")
         if wanted.get("split"):
             env_config = {**env_config, "split": str(wanted["split"])}
+        check_safe_options(
+            "hub: env_config",
+            env,
+            env_config,
+            "Give the others on the command line: rllm-gym view --env ID --env-config JSON.",
+        )
+        env_config = {**env_config, **self._env_configs.get(env, {})}
         policy = wanted.get("policy") or ""
         if policy and policy not in self.policies:
             raise ConfigError(f"hub: policy must be one of {', '.join(self.policies)}; got {policy!r}.")

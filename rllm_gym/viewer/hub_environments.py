@@ -6,11 +6,9 @@ import inspect
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import load_env_creator
 
 import rllm_gym  # noqa: F401  (registers its environments)
-from rllm_gym.errors import ConfigError
-from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY
+from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, env_class
 
 
 def environments() -> list[dict[str, Any]]:
@@ -20,19 +18,9 @@ def environments() -> list[dict[str, Any]]:
 
 
 def draws_pictures(id: str) -> bool:
-    return "rgb_array" in getattr(class_of(id), "metadata", {}).get("render_modes", ())
-
-
-def class_of(id: str) -> Any:
-    """Return what makes an environment; None where it cannot be imported, which making it will say."""
-    spec = gymnasium.registry.get(id.rpartition(":")[2])
-    env = spec.kwargs.get("env") if spec else None
-    try:
-        return load_env_creator(env) if isinstance(env, str) else env
-    except (ImportError, AttributeError, ConfigError):
-        return None
+    return "rgb_array" in getattr(env_class(id), "metadata", {}).get("render_modes", ())
 
 
 def _doc_of(id: str) -> dict[str, str]:
-    doc = inspect.getdoc(class_of(id)) or ""
+    doc = inspect.getdoc(env_class(id)) or ""
     return {"summary": doc.partition("\n")[0], "doc": doc}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import psutil
@@ -12,6 +14,7 @@ import pytest
 from rllm_gym.envs import game_process
 from rllm_gym.envs.alfworld.env import BANNER, OVER, ALFWorldEnv
 from rllm_gym.envs.alfworld.games import TASK_TYPES, Game, find_games
+from rllm_gym.envs.alfworld.player import text_of
 from rllm_gym.errors import ConfigError, EnvError
 
 pytestmark = pytest.mark.usefixtures("alfworld_data")
@@ -144,6 +147,62 @@ def test_a_file_that_holds_no_game_is_a_failed_environment(env, tmp_path):
     (tmp_path / "game.tw-pddl").write_text('{"solvable": true}')
     with pytest.raises(EnvError, match=r"game\.tw-pddl could not be made: KeyError: 'pddl_domain'"):
         Game(tmp_path / "game.tw-pddl")
+
+
+def test_a_games_python_is_refused_and_never_runs(alfworld_data, tmp_path):
+    file = next(alfworld_data.rglob("game.tw-pddl"))
+    mark = tmp_path / "executed"
+    game = json.loads(file.read_text())
+    code = f"{{open({str(mark)!r}, 'w').write('')}}Your task is to: "
+    changed = tmp_path / "game.tw-pddl"
+    changed.write_text(json.dumps({**game, "grammar": game["grammar"].replace("Your task is to: ", code)}))
+    with pytest.raises(EnvError, match=r"a game's grammar may hold texts, things, their words, \+ and or; got"):
+        Game(changed)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("o.name", "mug"),
+        (" o.indefinite + ' ' + o.name ", "a mug"),
+        ("r.name or r.id", "r_1"),
+        ("'a' + 'b'", "ab"),
+        ("o", "<mug>"),
+    ],
+)
+def test_a_grammars_expressions_are_read_as_alfworld_writes_them(expression, value):
+    class Mug(SimpleNamespace):
+        def __str__(self):
+            return "<mug>"
+
+    variables = {"o": Mug(name="mug", indefinite="a", id="o_1"), "r": SimpleNamespace(name="", id="r_1")}
+    assert str(text_of(expression, variables)) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os')",
+        "o.__class__",
+        "o.name.__class__",
+        "o.desc",
+        "x",
+        "'a' * 10**9",
+        "f'{o}'",
+        "o.name.upper()",
+        "[c for c in o]",
+        "(lambda: 0)()",
+        "o.name if o else 1",
+        "1",
+        "",
+        "o.",
+        "('" + "(" * 100 + "')" + "(" * 300,
+    ],
+)
+def test_anything_else_in_a_grammar_is_refused(expression):
+    with pytest.raises(ValueError, match="a game's grammar"):
+        text_of(expression, {"o": SimpleNamespace(name="mug", desc="x")})
 
 
 def test_without_games_the_error_says_how_to_get_them(tmp_path):
