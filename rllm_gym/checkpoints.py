@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.lineage import RESUMED_FROM, read_origin
+from rllm_gym.lineage import RESUMED_FROM, read_origin, trials_before
+from rllm_gym.strangers_files import open_regular, read_lines, shown
 
 logger = logging.getLogger(__name__)
 
@@ -173,16 +174,31 @@ def read_results(trial: Path) -> list[dict[str, Any]]:
     A line that is torn, as the last one can be after kill -9, is left out.
     """
     results: list[dict[str, Any]] = []
-    origin = read_origin(trial)
-    if origin and (trial.parent / origin["trial"]) != trial:
-        earlier = read_results(trial.parent / origin["trial"])
-        results = [r for r in earlier if r["training_iteration"] <= origin["training_iteration"]]
-    if (trial / RESULTS).is_file():
-        for number, line in enumerate((trial / RESULTS).read_bytes().splitlines(), start=1):
+    for earlier, last_step in reversed(trials_before(trial)):
+        results = [result for result in (*results, *_own_results(earlier)) if result["training_iteration"] <= last_step]
+    return [*results, *_own_results(trial)]
+
+
+def _own_results(trial: Path) -> list[dict[str, Any]]:
+    file = trial / RESULTS
+    try:
+        opened = open_regular(file)
+    except OSError:
+        return []
+    results, num_damaged = [], 0
+    with opened:
+        for line, _ in read_lines(opened):
             try:
-                results.append(json.loads(line))
-            except ValueError:
-                logger.warning("read_results: %s:%d: left out, for it is no JSON", trial / RESULTS, number)
+                result = json.loads(line or b"")
+                is_result = isinstance(result["training_iteration"], int)
+            except (ValueError, RecursionError, TypeError, KeyError):
+                is_result = False
+            if is_result:
+                results.append(result)
+            else:
+                num_damaged += 1
+    if num_damaged:
+        logger.warning("read_results: left out %d lines of %s, which are no results", num_damaged, shown(file))
     return results
 
 

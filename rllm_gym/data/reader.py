@@ -17,11 +17,14 @@ from pydantic import ValidationError
 from rllm_gym.data.records import VERSIONS_IN_WORDS, EpisodeRecord
 from rllm_gym.errors import TrajectoryError
 from rllm_gym.lineage import first_trial
+from rllm_gym.strangers_files import MAX_LINE_BYTES, open_regular, read_lines, shown
 
 logger = logging.getLogger(__name__)
 
 PLAIN, SEALED = ".jsonl", ".jsonl.zst"
+MAX_WARNINGS = 20  # of damaged records, one by one
 _TAIL_BYTES = 2 * 2**20
+_BUFFER_BYTES = 2**17
 
 
 def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
@@ -48,7 +51,8 @@ def read_stored(path: str | Path) -> Iterator[tuple[Path, EpisodeRecord]]:
 
 
 def _read_shards(path: str | Path, shards: list[Path]) -> Iterator[tuple[Path, EpisodeRecord]]:
-    num_read, damage = 0, []
+    num_read = num_damaged = 0
+    first: _DamagedRecordError | None = None
     played_again = _played_again(shards)
     for shard in shards:
         again = played_again.get(_trial_of(shard), set())
@@ -59,12 +63,14 @@ def _read_shards(path: str | Path, shards: list[Path]) -> Iterator[tuple[Path, E
                 yield shard, _parse(line, shard, number)
                 num_read += 1
             except _DamagedRecordError as error:
-                damage.append(error)
-                logger.warning("%s It is left out.", error)
-    if damage and not num_read:
-        raise damage[0]
-    if damage:
-        logger.warning("read_episodes: left out %d damaged records of %s; read %d", len(damage), path, num_read)
+                first = first or error
+                num_damaged += 1
+                if num_damaged <= MAX_WARNINGS:
+                    logger.warning("%s It is left out.", error)
+    if first and not num_read:
+        raise first
+    if first:
+        logger.warning("read_episodes: left out %d damaged records of %s; read %d", num_damaged, shown(path), num_read)
 
 
 # --- what resumed trials have played again ---
@@ -107,10 +113,10 @@ def latest_episode(folder: Path) -> EpisodeRecord | None:
 
     It reads the shard's last two megabytes at most, and so may be asked while a run goes on.
     """
-    shards = sorted(folder.glob(f"episodes-*{PLAIN}"))
+    shards = sorted(file for file in folder.glob(f"episodes-*{PLAIN}") if file.is_file())
     if not shards:
         return None
-    with shards[-1].open("rb") as file:
+    with open_regular(shards[-1]) as file:
         file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
         lines = file.read().split(b"\n")
     for line in reversed(lines[:-1]):  # what follows the last line break is unfinished
@@ -133,18 +139,24 @@ def list_shards(path: str | Path) -> list[Path]:
     path = Path(path)
     if path.is_file():
         if not path.name.endswith((PLAIN, SEALED)):
-            raise TrajectoryError(f"read_episodes: a file must end in {PLAIN} or {SEALED}; got {path}.")
+            raise TrajectoryError(f"read_episodes: a file must end in {PLAIN} or {SEALED}; got {shown(path)}.")
         return [path]
     if path.exists() and not path.is_dir():
-        raise TrajectoryError(f"read_episodes: a path must be a folder or a regular file; got {path}.")
+        raise TrajectoryError(f"read_episodes: a path must be a folder or a regular file; got {shown(path)}.")
     if not path.is_dir():
-        raise FileNotFoundError(f"read_episodes: path must exist; got {path}. Name a run, a folder in it, or a file.")
+        raise FileNotFoundError(
+            f"read_episodes: path must exist; got {shown(path)}. Name a run, a folder in it, or a file."
+        )
     found = set()
     for file in path.rglob(f"*{PLAIN}*"):
-        if file.name.endswith((PLAIN, SEALED)):
-            found.add(file)
+        if not file.name.endswith((PLAIN, SEALED)):
+            logger.warning(
+                "read_episodes: %s skipped, since it ends neither in %s nor in %s", shown(file), PLAIN, SEALED
+            )
+        elif file.exists() and not file.is_file():  # one that is not there is being sealed
+            logger.warning("read_episodes: %s skipped, since it is no regular file", shown(file))
         else:
-            logger.warning("read_episodes: %s skipped, since it ends neither in %s nor in %s", file, PLAIN, SEALED)
+            found.add(file)
     # A kill between the two steps of sealing leaves a shard in both forms.
     return sorted(file for file in found if file.name.endswith(SEALED) or sealed_name(file) not in found)
 
@@ -166,18 +178,24 @@ def is_whole(line: bytes) -> bool:
 
 def count_lines(shard: Path) -> int:
     """Return the number of lines of a plain or sealed shard, reading it in blocks."""
-    with _open_shard(shard) as file:
+    with open_shard(shard) as (file, _):
         return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
 def lines_of(shard: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and text of every whole line."""
-    with _open_shard(shard) as lines:
-        for number, line in enumerate(lines, start=1):
-            if not is_whole(line):
-                logger.warning("read_episodes: %s:%d: skipped a torn tail of %d bytes", shard, number, len(line))
+    """Yield the number and text of every whole line that is not empty; in place of one that is too long b""."""
+    num_empty = 0
+    with open_shard(shard) as (file, _):
+        for number, (line, num_bytes) in enumerate(read_lines(file), start=1):
+            if line == b"\n":
+                num_empty += 1
+                continue
+            if line is not None and not is_whole(line):
+                logger.warning("read_episodes: %s:%d: skipped a torn tail of %d bytes", shown(shard), number, num_bytes)
                 return
-            yield number, line
+            yield number, b"" if line is None else line
+    if num_empty:
+        logger.warning("read_episodes: left out %d empty lines of %s", num_empty, shown(shard))
 
 
 class _DamagedRecordError(TrajectoryError):
@@ -185,6 +203,10 @@ class _DamagedRecordError(TrajectoryError):
 
 
 def _parse(line: bytes, shard: Path, number: int) -> EpisodeRecord:
+    if not line:
+        raise _DamagedRecordError(
+            f"read_episodes: {shown(shard)}:{number} must have at most {MAX_LINE_BYTES:,} bytes; got more."
+        )
     try:
         return EpisodeRecord.model_validate_json(line)
     except ValidationError as e:
@@ -193,36 +215,47 @@ def _parse(line: bytes, shard: Path, number: int) -> EpisodeRecord:
             if error["loc"] == ("schema_version",):
                 raise TrajectoryError(
                     f"read_episodes: schema_version must be {VERSIONS_IN_WORDS}; got "
-                    f"{error['input']!r} in {shard}:{number}. Read it with the rllm-gym release that wrote it."
+                    f"{error['input']!r:.200} in {shown(shard)}:{number}. "
+                    "Read it with the rllm-gym release that wrote it."
                 ) from None
         where = ".".join(map(str, errors[0]["loc"])) or "record"
         raise _DamagedRecordError(
-            f"read_episodes: {shard}:{number} must be a trajectory record; got {where}: {errors[0]['msg']}."
+            f"read_episodes: {shown(shard)}:{number} must be a trajectory record; got {shown(where):.200}: "
+            f"{errors[0]['msg']:.200}."
         ) from e
 
 
 @contextmanager
-def _open_shard(shard: Path) -> Iterator[IO[bytes]]:
-    """Open a shard for reading lines, also one that its writer seals between listing and opening."""
+def open_shard(shard: Path) -> Iterator[tuple[IO[bytes], bool]]:
+    """Open a shard for reading, also one that its writer seals between listing and opening; says whether it is sealed.
+
+    Raises:
+        FileNotFoundError: there is none.
+        TrajectoryError: it is no regular file; or, while reading, a sealed one is damaged.
+    """
     try:
-        file = shard.open("rb")
+        try:
+            file = open_regular(shard)
+        except FileNotFoundError:
+            shard = sealed_name(shard)
+            file = open_regular(shard)
     except FileNotFoundError:
-        shard = sealed_name(shard)
-        file = shard.open("rb")
+        raise
+    except OSError as error:
+        raise TrajectoryError(f"read_episodes: a shard must be readable; got: {error}.") from error
     with file:
         if not shard.name.endswith(SEALED):
-            yield file
+            yield file, False
             return
         try:
             size = zstandard.frame_content_size(file.read(18))  # a frame's header has at most 18 bytes; -1: not said
             file.seek(0)
             with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as decompressed:
-                lines = io.BufferedReader(decompressed)  # type: ignore[arg-type]
-                yield lines
+                yield io.BufferedReader(decompressed, _BUFFER_BYTES), True  # type: ignore[arg-type]
                 # The decompressor takes a file that is cut short for one that ends there.
                 if decompressed.tell() < size:
-                    logger.warning("read_episodes: %s is cut short; its last records are missing", shard)
+                    logger.warning("read_episodes: %s is cut short; its last records are missing", shown(shard))
         except zstandard.ZstdError as e:
             raise TrajectoryError(
-                f"read_episodes: {shard} must be an intact Zstandard file; got: {e}. Copy it again or remove it."
+                f"read_episodes: {shown(shard)} must be an intact Zstandard file; got: {e}. Copy it again or remove it."
             ) from e

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.strangers_files import MAX_LINE_BYTES
 from rllm_gym.viewer.rows import Row, row_of, says
 from rllm_gym.viewer.runs import Trial, curves_of, find_results, folder_of, label_of, read_trial
 from rllm_gym.viewer.shards import ReplacedError, Shard, find_shards
 from rllm_gym.viewer.token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
+
+MAX_DAMAGE_SHOWN = 20
 
 
 class Index:
@@ -52,13 +56,15 @@ class Index:
         self.rows: list[Row] = []
         self.json_rows: list[bytes] = []
         self.hidden: set[int] = set()  # what resumed trials have played again
-        self.damaged: list[str] = []
+        self.num_damaged = 0
+        self.damaged: list[str] = []  # the first ones
         self.trials: list[Trial] = []
         self.labels: list[str] = []  # of runs
         self._runs: dict[str, Path] = {}
         self._shards: dict[Path, tuple[Shard, int]] = {}
         self._places: list[tuple[Shard, int]] = []
         self._by_id: dict[str, int] = {}
+        self._num_named: Counter[str] = Counter()
         self._latest: dict[tuple[Any, ...], int] = {}
 
     def refresh(self) -> None:
@@ -90,7 +96,8 @@ class Index:
             "runs": [{"label": label, "kind": self._kind(label)} for label in self.labels],
             "trials": [{"name": trial.folder.name, "model": trial.model} for trial in self.trials],
             "hidden": sorted(self.hidden),
-            "damaged": self.damaged[:20],
+            "numDamaged": self.num_damaged,
+            "damaged": self.damaged,
         }
         return json.dumps(head).encode()[:-1] + b',"rows":[' + b",".join(self.json_rows[since:num_rows]) + b"]}"
 
@@ -110,14 +117,17 @@ class Index:
             trial = self.trials[row.trial]
         except (OSError, ValueError, IndexError) as error:
             raise TrajectoryError(f"view: the files are no longer what they were ({error}). Try again.") from error
-        if record.get("episode_id") != row.episode:
+        if not isinstance(record, dict) or str(record.get("episode_id")) != row.episode:
             raise TrajectoryError(f"view: {shard.path} has just been written anew. Try again.")
-        ids = {i for turn in record["turns"] for key in ("observation_ids", "action_ids") for i in turn[key]}
-        texts, problem = self._texts.of(trial, ids | set(record["final_observation_ids"]))
-        return to_json(
-            {"id": row.id, "record": record, "texts": texts, "textsProblem": problem},
-            inf_nan_mode="strings",
-        )
+        try:
+            ids = {i for turn in record["turns"] for key in ("observation_ids", "action_ids") for i in turn[key]}
+            texts, problem = self._texts.of(trial, ids | set(record["final_observation_ids"]))
+            return to_json(
+                {"id": row.id, "record": record, "texts": texts, "textsProblem": problem},
+                inf_nan_mode="strings",
+            )
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:  # a stranger's file
+            raise TrajectoryError(f"view: no trajectory record ({type(error).__name__}: {error!s:.200}).") from error
 
     def search(self, text: str) -> list[int]:
         """Return the numbers of the rows whose messages contain a text, in any case."""
@@ -151,19 +161,26 @@ class Index:
         folder = self.trials[trial].folder
         try:
             for number, offset, line in shard.new_lines():
-                if not line.strip():
+                if line is not None and not line.strip():
                     continue
                 try:
+                    if line is None:
+                        raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes")
                     row = row_of(line, run=run, trial=trial)
-                except ValueError as error:
-                    self.damaged.append(f"{path.name}, line {number + 1}: {error}")
+                except (ValueError, RecursionError) as error:
+                    self._note_damage(f"{path.name}, line {number + 1}: {error}")
                     continue
                 self._add(Row(self._id_of(row, folder), *row[1:]), shard, offset)
         except TrajectoryError as error:
             if isinstance(error, ReplacedError):
                 raise
-            self.damaged.append(str(error))
+            self._note_damage(str(error))
             shard.give_up()
+
+    def _note_damage(self, text: str) -> None:
+        self.num_damaged += 1
+        if self.num_damaged <= MAX_DAMAGE_SHOWN:
+            self.damaged.append(text)
 
     def _add(self, row: Row, shard: Shard, offset: int) -> None:
         number = len(self.rows)
@@ -176,11 +193,9 @@ class Index:
     def _id_of(self, row: Row, folder: Path) -> str:
         """Return a name that stays the record's whatever becomes of its file; a link to an episode holds it."""
         name = f"{self.labels[row.run]}/{folder.name}/{row.episode}/{row.agent}/{row.split}/{row.step}"
-        for again in range(1000):  # an episode that had failed is played again under its name
-            id = hashlib.blake2s(f"{name}/{again}".encode(), digest_size=6).hexdigest()
-            if id not in self._by_id:
-                return id
-        raise TrajectoryError(f"{folder} holds the episode {row.episode} a thousand times")
+        again = self._num_named[name]  # an episode that had failed is played again under its name
+        self._num_named[name] += 1
+        return hashlib.blake2s(f"{name}/{again}".encode(errors="replace"), digest_size=6).hexdigest()
 
     def _hide_earlier(self, row: Row, number: int) -> None:
         """Of an episode that a resumed trial has played again only that trial's counts."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rllm_gym.errors import ConfigError, StorageError
+from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 from rllm_gym.viewer.episode_index import Index
 from rllm_gym.viewer.page import self_contained_page
 from rllm_gym.viewer.rows import Row
@@ -34,7 +34,10 @@ def export(index: Index, file: Path, *, max_episodes: int) -> tuple[int, int]:
     texts: dict[str, dict[str, str]] = {}
     episodes = {}
     for number in numbers:
-        episode = json.loads(index.episode(number))
+        try:
+            episode = json.loads(index.episode(number))
+        except TrajectoryError:  # its row, which was read before, will say so
+            continue
         model = str(index.rows[number].trial)
         texts.setdefault(model, {}).update(episode.pop("texts"))
         episode["textsOf"] = model

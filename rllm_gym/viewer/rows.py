@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_type_hints
 
 from pydantic_core import from_json
+
+MAX_CHARS = 10_000  # of a text in a row
 
 
 class Row(NamedTuple):
@@ -54,11 +57,11 @@ def row_of(line: bytes, *, run: int, trial: int) -> Row:
     Raises:
         ValueError: the line is no record.
     """
-    record = from_json(_NUMBERS.sub(b'"_":0', line))
+    record = from_json(_NUMBERS.sub(b'"_":0', line), allow_inf_nan=False)
     try:
         turns: Sequence[dict[str, Any]] = record["turns"]
         item = record.get("item_id")
-        return Row(
+        row = Row(
             id="",
             run=run,
             trial=trial,
@@ -82,8 +85,32 @@ def row_of(line: bytes, *, run: int, trial: int) -> Row:
             seed=int(record["seed"]),
             invalid=sum(bool(turn.get("is_invalid_action")) for turn in turns),
         )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no trajectory record: {type(error).__name__}: {error}") from error
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"no trajectory record: {type(error).__name__}: {error!s:.200}") from error
+    for name, value in row._asdict().items():
+        if not _FITS[_COLUMNS[name]](value):
+            raise ValueError(f"no trajectory record: {name} is {value!r:.200}")
+    return row
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_CHARS
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+# What a column may hold, so that one odd record never spoils the page of all.
+_COLUMNS = get_type_hints(Row)
+_FITS: dict[Any, Callable[[Any], bool]] = {
+    str: _is_text,
+    int: _is_int,
+    int | None: lambda value: value is None or _is_int(value),
+    float: lambda value: isinstance(value, float) and math.isfinite(value),
+    bool: lambda value: isinstance(value, bool),
+    bool | None: lambda value: value is None or isinstance(value, bool),
+}
 
 
 _MESSAGES = re.compile(rb'"messages":\s*\[')
@@ -107,4 +134,5 @@ def says(line: bytes, text: str, folded: str) -> bool:
     except ValueError:
         return False
     messages = found if isinstance(found, list) else found.get("messages", [])
-    return any(text in str(message.get("content", "")).lower() for message in messages)
+    contents = (message.get("content", "") for message in messages if isinstance(message, dict))
+    return any(text in str(content).lower() for content in contents)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rllm_gym.checkpoints import RESULTS, read_results
 from rllm_gym.lineage import first_trial, read_origin
+from rllm_gym.strangers_files import read_object
 
 PARAMS = "params.json"  # Tune's, of a trial
 EVALUATION = "evaluation.json"  # of `rllib evaluate`
+MAX_NUMBER = 1e300  # a larger one would stretch every curve to nothing
 
 
 @dataclass(eq=False)
@@ -62,9 +63,9 @@ def find_results(path: Path) -> list[Path]:
 def read_trial(folder: Path) -> Trial:
     """Return what the files of a folder say that it is."""
     if (folder / EVALUATION).is_file():
-        return Trial(folder, "evaluation", json_of(folder / EVALUATION))
+        return Trial(folder, "evaluation", read_object(folder / EVALUATION))
     if (folder / PARAMS).is_file() or (folder / RESULTS).is_file():
-        return Trial(folder, "run", json_of(folder / PARAMS))
+        return Trial(folder, "run", read_object(folder / PARAMS))
     return Trial(folder, "files")
 
 
@@ -100,9 +101,10 @@ def _curve(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for result in results:
         # The one before the first train step stands at 0.
         for key, step in (("evaluation_on_start", 0), ("evaluation", int(result.get("training_iteration", 0)))):
-            for split, metrics in (result.get(key) or {}).items():
-                rate = metrics.get("success_rate") if isinstance(metrics, dict) else None
-                if split != "env_runners" and isinstance(rate, int | float):
+            splits = result.get(key)
+            for split, metrics in splits.items() if isinstance(splits, Mapping) else ():
+                rate = metrics.get("success_rate") if isinstance(metrics, Mapping) else None
+                if split != "env_runners" and _is_finite(rate):
                     evaluations.setdefault(split, {})[step] = rate
     return {
         "steps": [result.get("training_iteration") for result in results],
@@ -122,13 +124,11 @@ def _numbers(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             continue
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        elif _is_finite(value):
             yield f"{prefix}{key}", value
 
 
-def json_of(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _is_finite(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a number that JSON and a curve can hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= MAX_NUMBER and not math.isnan(value)

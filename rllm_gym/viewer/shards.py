@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import zstandard
-
-from rllm_gym.data.reader import PLAIN, SEALED, is_whole, sealed_name
+from rllm_gym.data.reader import PLAIN, SEALED, is_whole, open_shard, sealed_name
 from rllm_gym.errors import TrajectoryError
+from rllm_gym.strangers_files import read_lines
 
 _BLOCK_BYTES = 2**22
 
@@ -39,70 +37,64 @@ class Shard:
         self.num_lines = 0
         self._size = 0  # of the plain file when it was read last
         self._last = (0, b"")  # offset and text of the last line read
-        self._sealed_as: tuple[int, int] | None = None  # inode and size of the sealed file, once it has been read
+        self._read_as: tuple[int, int] | None = None  # inode and size of what is read no further: sealed, or damaged
 
-    def new_lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (number, offset, line) of every whole line that has come since the last call.
+    def new_lines(self) -> Iterator[tuple[int, int, bytes | None]]:
+        """Yield (number, offset, line) of every whole line that has come since the last call; None for a too long one.
 
         Raises:
             ReplacedError: the file is no longer the one that was read: another run's, or thinned out.
-            TrajectoryError: a sealed file is damaged.
+            TrajectoryError: it is no regular file, or a sealed one is damaged.
         """
         if not self._has_grown():
             return
         with open_shard(self.path) as (file, is_sealed):
             if is_sealed and self.offset and self.line_at(self._last[0]) != self._last[1]:
                 raise ReplacedError(f"{self.path} was thinned out when it was sealed")
-            skip_to(file, self.offset)
-            rest = b""
-            while block := file.read(_BLOCK_BYTES):
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    yield self._take(line, len(line) + 1)
-            # The last line may lack its end; an object that is cut short is never an object.
-            if rest and is_whole(rest):
-                yield self._take(rest, len(rest))
+            skip_to(file, self.offset, is_sealed=is_sealed)
+            for line, num_bytes in read_lines(file):
+                # The last line may lack its end; an object that is cut short is never an object.
+                if line is None or line.endswith(b"\n") or is_whole(line):
+                    yield self._take(None if line is None else line.removesuffix(b"\n"), num_bytes)
         if is_sealed:
-            self._sealed_as = _identity(sealed_name(self.path))
+            self._read_as = _identity(sealed_name(self.path))
 
     def give_up(self) -> None:
-        """Read a damaged sealed file no further, until it is another one."""
-        self._sealed_as = _identity(sealed_name(self.path))
+        """Read a damaged file no further, until it is another one."""
+        self._read_as = _identity(self._file)
 
     def line_at(self, offset: int) -> bytes:
         """Return the line that begins at an offset."""
-        with open_shard(self.path) as (file, _):
-            skip_to(file, offset)
-            line = b""
-            while block := file.read(2**16):
-                line += block
-                if b"\n" in block:
-                    break
-            return line.partition(b"\n")[0]
+        with open_shard(self.path) as (file, is_sealed):
+            skip_to(file, offset, is_sealed=is_sealed)
+            line, _ = next(read_lines(file), (b"", 0))
+            return (line or b"").removesuffix(b"\n")
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, line) of what was read before, again."""
+        offset = 0
         with open_shard(self.path) as (file, _):
-            offset, rest = 0, b""
-            while offset < self.offset and (block := file.read(_BLOCK_BYTES)):
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    yield offset, line
-                    offset += len(line) + 1
-            if rest and offset < self.offset:
-                yield offset, rest
+            for line, num_bytes in read_lines(file):
+                if offset >= self.offset:
+                    return
+                yield offset, (line or b"").removesuffix(b"\n")
+                offset += num_bytes
 
-    def _take(self, line: bytes, num_bytes: int) -> tuple[int, int, bytes]:
+    @property
+    def _file(self) -> Path:
+        return self.path if self.path.exists() else sealed_name(self.path)
+
+    def _take(self, line: bytes | None, num_bytes: int) -> tuple[int, int, bytes | None]:
         number, offset = self.num_lines, self.offset
-        self._last = offset, line
+        self._last = offset, line or b""
         self.num_lines += 1
         self.offset += num_bytes
         return number, offset, line
 
     def _has_grown(self) -> bool:
-        if self._sealed_as is not None:
-            if _identity(sealed_name(self.path)) != self._sealed_as:
-                raise ReplacedError(f"{sealed_name(self.path)} is another file than before")
+        if self._read_as is not None:
+            if _identity(self._file) != self._read_as:
+                raise ReplacedError(f"{self._file} is another file than before")
             return False
         try:
             size = self.path.stat().st_size
@@ -123,29 +115,9 @@ def _identity(file: Path) -> tuple[int, int]:
     return found.st_ino, found.st_size
 
 
-@contextmanager
-def open_shard(path: Path) -> Iterator[tuple[IO[bytes], bool]]:
-    """Open a shard by its plain name for reading; also says whether it is sealed.
-
-    Raises:
-        TrajectoryError: while reading: a sealed file is damaged.
-    """
-    try:
-        with path.open("rb") as file:
-            yield file, False
-        return
-    except FileNotFoundError:
-        file = sealed_name(path).open("rb")
-    with file:
-        try:
-            yield zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True), True  # type: ignore[misc]
-        except zstandard.ZstdError as error:
-            raise TrajectoryError(f"{sealed_name(path)} must be an intact Zstandard file; got: {error}.") from error
-
-
-def skip_to(file: IO[bytes], offset: int) -> None:
+def skip_to(file: IO[bytes], offset: int, *, is_sealed: bool) -> None:
     """Go to a place; a compressed file is read up to there."""
-    if file.seekable() and not isinstance(file, zstandard.ZstdDecompressionReader):
+    if not is_sealed:
         file.seek(offset)
         return
     while offset > 0 and (block := file.read(min(offset, _BLOCK_BYTES))):

@@ -9,7 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rllm_gym.errors import RllmGymError
-from rllm_gym.viewer.runs import PARAMS, Trial, json_of
+from rllm_gym.strangers_files import read_object
+from rllm_gym.viewer.runs import PARAMS, Trial
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -61,7 +62,7 @@ def _text(token: str | None, is_byte_level: bool) -> str:
 def _base_model(trial: Trial) -> str:
     """Return the model whose tokenizer a trial used: of a checkpoint's evaluation that of its run."""
     if trial.kind == "evaluation" and (params := Path(trial.model).parent / PARAMS).is_file():
-        base_model = json_of(params).get("base_model")
+        base_model = read_object(params).get("base_model")
         return base_model if isinstance(base_model, str) else ""
     return trial.model
 
@@ -79,20 +80,20 @@ def _load(model: str) -> tuple[Tokenizer | None, str]:
         from rllm_gym.tokenizer_files import read_tokenizer
 
         return read_tokenizer(folder).backend, ""
-    except (RllmGymError, OSError, ValueError) as error:
+    except (RllmGymError, OSError, ValueError, RecursionError) as error:
         return None, f"The tokenizer of {model} cannot be read ({error}); ids are shown."
 
 
 def _folder(model: str) -> Path | None:
     from rllm_gym.models import TINY_MODEL_DIR
 
-    path: Any = TINY_MODEL_DIR if model == "tiny" else Path(model).expanduser()
-    if path.is_dir():
-        return path
     try:
+        path: Any = TINY_MODEL_DIR if model == "tiny" else Path(model).expanduser()
+        if path.is_dir():
+            return path
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(model, "tokenizer.json")
-    except (ImportError, ValueError):  # not installed, or no name of a model
+    except (ImportError, ValueError, OSError, RuntimeError):  # not installed, or no name of a model
         return None
     return Path(found).parent if isinstance(found, str) else None

@@ -294,7 +294,9 @@ def resumed(run, name, origin, numbers, **fields):
     """A trial of a run, which goes on from another one, and played these episodes."""
     write(run / name / "trajectories", numbers, **fields)
     if origin:
-        (run / name / "resumed_from.json").write_text(json.dumps({"trial": origin, "training_iteration": 0}))
+        (run / name / "resumed_from.json").write_text(
+            json.dumps({"trial": origin, "checkpoint": "checkpoint_0", "training_iteration": 0})
+        )
 
 
 def test_of_episodes_that_a_resumed_trial_plays_again_only_its_own_are_read(tmp_path):

@@ -27,7 +27,7 @@ function setTheme(theme) {
 
 function App() {
   const { path, query } = useAddress();
-  const { rows, runs, problem, damaged, isLive, isComplete, numLeftOut } = useStore();
+  const { rows, runs, problem, damaged, numDamaged, isLive, isComplete, numLeftOut } = useStore();
   const [theme, keepTheme] = useStored("theme", "");
   const [hasHelp, setHelp] = useState(false);
   useEffect(() => setTheme(theme), [theme]);
@@ -74,7 +74,7 @@ function App() {
       <${Problem} text=${problem} />
       ${
         damaged.length
-          ? html`<details class="note"><summary>${damaged.length} damaged records are left out</summary>${damaged.map(
+          ? html`<details class="note"><summary>${numDamaged} damaged records are left out</summary>${damaged.map(
               (text) => html`
         <p><${Shown} text=${text} /></p>`,
             )}</details>`

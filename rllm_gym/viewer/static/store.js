@@ -8,7 +8,8 @@ const store = {
   rows: [], // of all records, in the order of the index; see rllm_gym/viewer/rows.py
   runs: [],
   trials: [],
-  damaged: [],
+  damaged: [], // the first ones
+  numDamaged: 0,
   isComplete: false,
   isLive: !document.getElementById("data"),
   numLeftOut: 0,
@@ -114,7 +115,7 @@ const store = {
       state.rows.length ||
       state.isComplete !== this.isComplete ||
       this.problem ||
-      state.damaged.length !== this.damaged.length ||
+      state.numDamaged !== this.numDamaged ||
       state.hidden.length !== (this._numHidden || 0);
     if (!hasNews) return;
     if (state.first > this.rows.length) return; // an answer to an older question
@@ -128,7 +129,7 @@ const store = {
     }
     for (const number of state.hidden) if (this.rows[number]) this.rows[number].isHidden = true;
     this._numHidden = state.hidden.length;
-    Object.assign(this, { runs: state.runs, trials: state.trials, damaged: state.damaged });
+    Object.assign(this, { runs: state.runs, trials: state.trials, damaged: state.damaged, numDamaged: state.numDamaged });
     this.isComplete = state.isComplete;
     this._say("");
   },
