@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +122,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 def newest_checkpoint(folder: Path) -> CheckpointInfo | None:
     """Return the newest complete checkpoint of a run (a folder of trials) or of one trial; its files are not read."""
-    found = filter(None, map(read_checkpoint, _checkpoint_folders(folder)))
-    return max(found, key=lambda info: info.saved_at, default=None)
+    return next(filter(None, map(read_checkpoint, _newest_first(folder))), None)
 
 
 def newest_intact_checkpoint(folder: Path, say: Callable[[str], None] = logger.warning) -> CheckpointInfo | None:
@@ -131,15 +131,28 @@ def newest_intact_checkpoint(folder: Path, say: Callable[[str], None] = logger.w
     Args:
         say: gets a line for each newer one that is damaged.
     """
-    for path in sorted(_checkpoint_folders(folder), key=_saved_at, reverse=True):
+    for path in _newest_first(folder):
         if (damage := damage_of(path)) is None:
             return read_checkpoint(path)
         say(f"{path} is damaged: {damage}; the checkpoint before it is taken.")
     return None
 
 
-def _checkpoint_folders(folder: Path) -> list[Path]:
-    return [path for pattern in ("checkpoint_*", "*/checkpoint_*") for path in folder.glob(pattern)]
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run or trial, the newest first, also where the clock was set back meanwhile.
+
+    Tune counts those of a trial, and a trial comes after those that it goes on from. The clock orders the rest.
+    """
+    trials: dict[Path, list[Path]] = defaultdict(list)
+    for pattern in ("checkpoint_*", "*/checkpoint_*"):
+        for path in folder.glob(pattern):
+            trials[path.parent].append(path)
+    gone_on_from = {before for trial in trials for before, _ in trials_before(trial)}
+
+    def age(trial: Path) -> tuple[bool, float]:
+        return trial not in gone_on_from, max(map(_saved_at, trials[trial]))
+
+    return [path for trial in sorted(trials, key=age, reverse=True) for path in sorted(trials[trial], reverse=True)]
 
 
 def _saved_at(path: Path) -> float:

@@ -21,6 +21,7 @@ from rllm_gym.checkpoints import (
     write_origin,
 )
 from rllm_gym.errors import ConfigError
+from rllm_gym.lineage import RESUMED_FROM
 
 
 def make_checkpoint(trial: Path, index: int, *, step: int, saved_at: float) -> Path:
@@ -40,6 +41,17 @@ def test_the_newest_checkpoint_is_the_one_saved_last_whatever_its_step_and_name(
     found = newest_checkpoint(tmp_path)
     assert found is not None
     assert (found.path, found.training_iteration, found.trial) == (newest, 3, tmp_path / "a")
+
+
+def test_a_clock_that_is_set_back_makes_no_older_checkpoint_the_newest(tmp_path: Path) -> None:
+    first = make_checkpoint(tmp_path / "a", 0, step=1, saved_at=100.0)
+    make_checkpoint(tmp_path / "a", 1, step=2, saved_at=200.0)
+    set_back = make_checkpoint(tmp_path / "a", 2, step=3, saved_at=50.0)
+    assert newest_checkpoint(tmp_path).path == newest_intact_checkpoint(tmp_path).path == set_back  # type: ignore[union-attr]
+    resumed = make_checkpoint(tmp_path / "b", 0, step=4, saved_at=60.0)
+    origin = {"trial": "a", "checkpoint": first.name, "training_iteration": 1}
+    (tmp_path / "b" / RESUMED_FROM).write_text(json.dumps(origin))
+    assert newest_checkpoint(tmp_path).path == resumed  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing file", "no manifest", "cut manifest"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ from rllm_gym.errors import ConfigError, RllmGymError
 
 FAILED = 1
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 RayAddress = Annotated[
     str | None, typer.Option(envvar="RAY_ADDRESS", help="Join a running Ray cluster: auto, or host:port.")
@@ -84,4 +84,5 @@ def errors_in_one_line() -> Iterator[None]:
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt as error:
         print("ended at once, without a checkpoint", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from error
+        number = error.args[0] if error.args else signal.SIGINT
+        raise typer.Exit(128 + number) from error

@@ -8,14 +8,16 @@ import gc
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rllm_gym import ray_token
-from rllm_gym.errors import ConfigError
+from rllm_gym.cli.common import FAILED
+from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.importing import uncollected
 
 OBJECT_STORE_BYTES = 500 * 2**20  # weights and episodes of small models; RAY_OBJECT_STORE_BYTES overrides it
@@ -31,6 +33,7 @@ DRIVER_ENV = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Tune's saves no checkpoint of the trials
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
+GRACE_S = 3.0  # in which a failure may be told by who met it
 WHERE_IT_IS_SET = "Check --ray-address and RAY_ADDRESS; without them a run starts a Ray of its own."
 
 
@@ -77,11 +80,14 @@ def ray_session(
     *,
     verbose: bool,
     on_sampling: Callable[[int, int], None] | None = None,
+    on_death: Callable[[str], int] | None = None,
 ) -> Iterator[None]:
     """Have Ray running, with room for every trial's bundles, and shut it down at the end.
 
     Args:
         on_sampling: called now and then with how many of the episodes being sampled have ended, and of how many.
+        on_death: called with what to say when a process of this run's own Ray has ended, without which nothing goes
+            on; this process then ends with the exit code that it returns. The default prints it, and fails.
 
     Raises:
         ConfigError: the cluster cannot be reached, or a trial could wait for ever.
@@ -110,7 +116,8 @@ def ray_session(
             "object_store_memory": int(os.environ.get("RAY_OBJECT_STORE_BYTES", OBJECT_STORE_BYTES)),
         }
     try:
-        ray.init(**options)
+        with shielded_from_sigterm():
+            ray.init(**options)
     except ConnectionError as error:
         raise ConfigError(f"ray: no cluster answers at {address!r}. {WHERE_IT_IS_SET}") from error
     ray_token.hide_token()
@@ -118,10 +125,95 @@ def ray_session(
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for bundles in bundles_per_trial:
             check_capacity(bundles, nodes, where=f"the cluster at {address}" if address else "this machine")
-        with shown_notices(on_sampling):
+        with shown_notices(on_sampling), ended_with_ray(on_death or _say_and_fail):
             yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def shielded_from_sigterm() -> Iterator[None]:
+    """Start Ray's processes with SIGTERM blocked, so that a scheduler's signal to all lets them finish the train step.
+
+    `timeout` and Slurm signal the process group, systemd every process; Ray 2.60 shields its processes from SIGINT
+    alone. They end with this process all the same (PR_SET_PDEATHSIG), and `ray.shutdown` is given SIGKILL in place of
+    the SIGTERM for which it would wait. What runs environments or trains unblocks it again (`outlive_sigterm`), for its
+    children. It may go once Ray shields them itself.
+    """
+    from ray._private import services
+
+    class Process(services.ConsolePopen):
+        def terminate(self) -> None:
+            self.kill()
+
+    started = services.ConsolePopen
+    services.ConsolePopen = Process
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        services.ConsolePopen = started
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def ended_with_ray(on_death: Callable[[str], int], interval_s: float = 1.0) -> Iterator[None]:
+    """End this process soon after a process of its own Ray has ended; Ray itself waits for a minute.
+
+    Args:
+        on_death: see `ray_session`.
+    """
+    is_over = threading.Event()
+
+    def end(name: str) -> NoReturn:
+        code = FAILED
+        with contextlib.suppress(BaseException):  # it ends whatever becomes of the line
+            why = "killed, out of memory, or by a signal to every process"
+            code = on_death(f"failed: Ray's process {name} has ended ({why}).")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # Ray's own shutdown would wait for what is no more
+
+    def look() -> None:
+        while not is_over.wait(interval_s):
+            if (name := _ended_process()) and not is_over.wait(GRACE_S):
+                end(name)
+
+    threading.Thread(target=look, name="ray-watch", daemon=True).start()
+    try:
+        yield
+    except Exception:
+        if name := _ended_process():  # whatever the call was that met it
+            end(name)
+        raise
+    finally:
+        is_over.set()
+
+
+def check_ray() -> None:
+    """Raise an error that the session explains, if a process of this run's own Ray has ended.
+
+    Raises:
+        RllmGymError: one has.
+    """
+    if name := _ended_process():
+        raise RllmGymError(f"Ray's process {name} has ended.")
+
+
+def _ended_process() -> str | None:
+    """Return the name of a process of this run's own Ray that has ended; None while all live."""
+    from ray._private import worker
+
+    node = worker._global_node
+    for name in ("raylet", "gcs_server") if node else ():
+        if any(info.process.poll() is not None for info in node.all_processes.get(name, ())):
+            return name
+    return None
+
+
+def _say_and_fail(text: str) -> int:
+    print(text, file=sys.stderr, flush=True)
+    return FAILED
 
 
 def probe(address: str, *, timeout_s: float = 8.0) -> None:

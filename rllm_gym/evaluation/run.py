@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -222,7 +223,9 @@ def _played(plan: Plan, groups: Sequence[TaskGroup], recorder: Recorder) -> Iter
             per_request = max(1, capacity // panel.samples)
             for first in range(0, len(of_panel), per_request):
                 request = of_panel[first : first + per_request]
-                played, failed = algo.sample(request, max_episode_steps=horizons, params=panel.sampling)
+                played, failed = algo.sample(
+                    request, max_episode_steps=horizons, params=panel.sampling, most_failed=math.inf
+                )  # the share that ends it is of all requests together
                 episodes: list[Episode] = [*played, *failed]
                 _add_usage(plan.folder, algo.env_runner_group.foreach_env_runner("take_usage", local_env_runner=False))
                 records = recorder.append(episodes, train_step=None, split=panel.split)

@@ -172,7 +172,7 @@ class EnvPool:
             done = self._await_answers(math.inf if timeout_s is None else timeout_s)
         else:
             done = []
-            while self._in_order:
+            while self._in_order and not any(job.is_timed_out for job in done):  # which may end the run
                 job = self._in_order.popleft()
                 if job.state is not _State.ABANDONED:
                     self._give(job)

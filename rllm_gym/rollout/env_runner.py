@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,11 +33,13 @@ from rllm_gym.models import resolve_base_model
 from rllm_gym.ray_token import hide_token
 from rllm_gym.rollout import watch
 from rllm_gym.rollout.background import BackgroundSampling
+from rllm_gym.rollout.beats import Beats
 from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, tell, tell_progress
 from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, base_models_of, make_engines
 from rllm_gym.rollout.rllib_episode import EpisodeCallbacks, RLlibEpisode, has_episode_callbacks, to_rllib_episode
+from rllm_gym.signals import outlive_sigterm
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SampleReply, SamplingParams, TaskGroup
 from rllm_gym.weights.receiver import Receiver, arriving
@@ -51,6 +54,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         super().__init__(config=config, **kwargs)
         hide_token()
         self.worker_index: int = kwargs.get("worker_index") or 0
+        if self.worker_index > 0:  # a process of its own
+            outlive_sigterm()
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
         self.episode_callbacks = None
         if has_episode_callbacks(self.config, self.callbacks):
@@ -136,6 +141,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         loop = self.loop
         self._progress = watch.ProgressReports(lambda: loop.num_unfinished_episodes, tell_progress)
+        self._beats = Beats()
         keep_freed_memory()
 
     # --- building ---
@@ -219,17 +225,19 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         max_episode_steps: Mapping[str, int | None],
         params: SamplingParams | None = None,
         opponents: OpponentWeights = MappingProxyType({}),
+        most_failed: float = math.inf,
     ) -> SampleReply:
         """Play groups of episodes for the driver; an exception comes back as text instead of ending the actor.
 
         Args:
+            most_failed: episodes; once more than these have failed, the run ends, and nothing else is played.
             params: how to sample; None is as in training.
             opponents: policy versions and weights of the opponents that have theirs from a run.
         """
 
         def play() -> list[EpisodeGroup]:
             self._weights.load_opponents(opponents)
-            return self._play(list(groups), max_episode_steps, params)
+            return self._play(list(groups), max_episode_steps, params, most_failed)
 
         return self._answer(play)
 
@@ -282,7 +290,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self._background.between_steps(function)
 
     def _play(
-        self, groups: list[TaskGroup], max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
+        self,
+        groups: list[TaskGroup],
+        max_episode_steps: Mapping[str, int | None],
+        params: SamplingParams | None,
+        most_failed: float = math.inf,
     ) -> list[EpisodeGroup]:
         self.build()
         if self._background is not None and self._background.groups:
@@ -290,8 +302,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         for engine in self.engines.values():
             engine.reset_prefix_cache()  # every call begins alike, so that a resumed run repeats an uninterrupted one
         self._submit(groups, max_episode_steps, params)
+        loop = self._loop
+        most_failed += loop.num_dropped
+        finished = list(loop.finished_groups(pauses=lambda: loop.num_dropped > most_failed))
+        if loop.num_unfinished_episodes:
+            finished += loop.abandon()
         order = {group.key: k for k, group in enumerate(groups)}
-        return self._conclude(sorted(self._loop.finished_groups(), key=lambda finished: order[finished.group.key]))
+        return self._conclude(sorted(finished, key=lambda one: order[one.group.key]))
 
     @property
     def _loop(self) -> RolloutLoop:
@@ -397,6 +414,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.loop is not None:
             watch.logger.removeHandler(self._notices)
             self._progress.stop()
+            self._beats.stop()
             self.loop.close()
         for engine in self.engines.values():
             engine.close()

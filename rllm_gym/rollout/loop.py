@@ -219,6 +219,7 @@ class RolloutLoop:
         self._requests: dict[str, Request] = {}
         self._request_ids = map(str, itertools.count())
         self._finished: deque[EpisodeGroup] = deque()
+        self.num_dropped = 0  # episodes that failed for good, over all calls
         itself = weakref.ref(self)  # a thread that watches must not keep it alive
         self._reports = WaitingReports(lambda: None if (loop := itself()) is None else loop.waiting())
 
@@ -314,6 +315,18 @@ class RolloutLoop:
             EnvError: the function raised, or did not return in time.
         """
         return self._pool.call(flight.slot, function)
+
+    def abandon(self) -> list[EpisodeGroup]:
+        """Drop what has not ended; return what has ended of the groups that are cut."""
+        cut = [flight.group for flight in self._flights] + [group for group, _ in self._pending]
+        groups = {id(group): group for group in cut}.values()
+        for request_id, request in self._requests.items():
+            self._engines[request.stream.module_id].abort(request_id)
+        for flight in self._flights:
+            self._pool.discard(flight.slot)
+        for left in (self._requests, self._pending, self._flights):
+            left.clear()
+        return [EpisodeGroup(group.group, group.episodes, group.failed) for group in groups]
 
     def close(self) -> None:
         """Drop what is in flight and close the environments; safe to call twice."""
@@ -504,6 +517,7 @@ class RolloutLoop:
         else:
             logger.warning("episode %s failed and is dropped: %s", episode.episode_id, error)
             flight.group.failed.append(replace(episode, error=error))
+            self.num_dropped += 1
             self._hand_over(flight.group)
 
     def _end(self, flight: EpisodeInFlight, end_reason: EndReason) -> None:

@@ -29,6 +29,7 @@ from rllm_gym.learner.probes import notices_of
 from rllm_gym.ray_token import hide_token
 from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
 from rllm_gym.rollout.notices import tell
+from rllm_gym.signals import outlive_sigterm
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.evaluation import Evaluation, success_by_split
 from rllm_gym.training.learners import answers, learner_deaths
@@ -69,6 +70,7 @@ class LLMAlgorithm(Algorithm):
             ray.is_initialized() and ray.get_runtime_context().get_actor_id()
         ):  # a user's own process may start Ray again
             hide_token()
+            outlive_sigterm()
         check_evaluation(config)
         self.horizons: dict[str, int | None] = {}  # by environment; the ScalingInter callback sets them
         self.evaluation_on_start: dict[str, Any] | None = None
@@ -111,6 +113,7 @@ class LLMAlgorithm(Algorithm):
             self.env_runner_group,
             who=type(self).__name__,
             environments=self.environments,
+            env_timeout_s=config.env_timeout_s,
             max_failed_fraction=config.max_failed_fraction,
             restore_timeout_s=config.env_runner_restore_timeout_s,
             present_state=self._sampler_state,
@@ -185,15 +188,17 @@ class LLMAlgorithm(Algorithm):
         *,
         max_episode_steps: Horizons | None = None,
         params: SamplingParams | None = None,
+        most_failed: float | None = None,
     ) -> tuple[list[Episode], list[Episode]]:
         """Play groups on the EnvRunners; return the episodes in the groups' order, and those that failed.
 
         Args:
             max_episode_steps: the horizon by the environment's name; None is the present one.
             params: how to sample; None is as in training.
+            most_failed: see `Samplers.sample`.
         """
         horizons = self.horizons if max_episode_steps is None else max_episode_steps
-        return self.samplers.sample(groups, horizons=horizons, params=params)
+        return self.samplers.sample(groups, horizons=horizons, params=params, most_failed=most_failed)
 
     def score(self, samples: Sequence[Sample], names: Sequence[str]) -> None:
         """Let the learners compute fields of samples with the weights as they are; writes them there."""

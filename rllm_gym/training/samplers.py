@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
+from rllm_gym.rollout.beats import StandstillWatch, kill_actor
 from rllm_gym.rollout.environments import EnvironmentSpec
+from rllm_gym.rollout.notices import tell
 from rllm_gym.rollout.policies import OpponentWeights
 from rllm_gym.types import Episode, SampleReply, SamplingParams, TaskGroup
 
@@ -51,6 +54,7 @@ class Samplers:
         group: RLlib's `EnvRunnerGroup`.
         who: begins error messages.
         environments: the run's; a group's `env_index` counts them.
+        env_timeout_s: after so long without a sign of life a runner is replaced; None replaces none.
         max_failed_fraction: the share of the groups, or of the episodes, beyond which failures end the run.
         restore_timeout_s: how long to wait for RLlib to restart a runner where none is left.
         present_state: returns the weights and the version that a restarted runner loads.
@@ -64,6 +68,7 @@ class Samplers:
         *,
         who: str,
         environments: Sequence[EnvironmentSpec],
+        env_timeout_s: float | None,
         max_failed_fraction: float,
         restore_timeout_s: float,
         present_state: Callable[[], Mapping[str, Any]],
@@ -74,7 +79,7 @@ class Samplers:
         self.opponents: OpponentWeights = {}  # those of the train step that comes next
         self.num_groups_killed_runners = 0
         self.finish_ahead: Callable[[], None] = lambda: None  # ends what is played ahead, before anything else is
-        self._who, self._environments = who, environments
+        self._who, self._environments, self._env_timeout_s = who, environments, env_timeout_s
         self._max_failed_fraction, self._restore_timeout_s = max_failed_fraction, restore_timeout_s
         self._present_state, self._on_metrics, self._on_restored = present_state, on_metrics, on_restored
         self._item_ids: dict[tuple[int, str | None], Sequence[str] | None] = {}
@@ -87,12 +92,19 @@ class Samplers:
     # --- playing ---
 
     def sample(
-        self, groups: Sequence[TaskGroup], *, horizons: Horizons, params: SamplingParams | None = None
+        self,
+        groups: Sequence[TaskGroup],
+        *,
+        horizons: Horizons,
+        params: SamplingParams | None = None,
+        most_failed: float | None = None,
     ) -> tuple[list[Episode], list[Episode]]:
         """Play groups; return the episodes in the groups' order, and those that failed.
 
         Args:
             params: how to sample; None is as in training.
+            most_failed: episodes; a runner on which more have failed plays no others, since `check_failures` will end
+                the run. None is `max_failed_fraction` of all.
 
         Raises:
             RllmGymError: a runner failed by an error of its own, or none can be restarted.
@@ -101,7 +113,9 @@ class Samplers:
         self.finish_ahead()
         runner_ids = self.ids or self.await_any()
         shares = {runner_id: list(groups[k :: len(runner_ids)]) for k, runner_id in enumerate(runner_ids)}
-        replies, lost = self._play(shares, horizons, params)
+        if most_failed is None:
+            most_failed = self._max_failed_fraction * sum(group.size for group in groups)
+        replies, lost = self._play(shares, horizons, params, most_failed)
         if lost:
             replies += self.replay(lost, num_groups=len(groups), horizons=horizons, params=params)
         order = {group.key: k for k, group in enumerate(groups)}
@@ -146,14 +160,14 @@ class Samplers:
         return replies
 
     def _play(
-        self, shares: Shares, horizons: Horizons, params: SamplingParams | None
+        self, shares: Shares, horizons: Horizons, params: SamplingParams | None, most_failed: float = math.inf
     ) -> tuple[list[SampleReply], list[TaskGroup]]:
         """Play each runner's groups there; return the replies, and the groups of runners that died."""
         opponents = self.opponents
         replies = self.ask(
             shares,
             lambda runner, share: runner.sample_groups(
-                share, max_episode_steps=horizons, params=params, opponents=opponents
+                share, max_episode_steps=horizons, params=params, opponents=opponents, most_failed=most_failed
             ),
         )
         answered = {reply.worker_index for reply in replies}
@@ -165,12 +179,22 @@ class Samplers:
         Raises:
             RllmGymError: a runner failed by an error of its own.
         """
-        replies = self.group.foreach_env_runner(
-            [lambda runner, share=share: ask(runner, share) for share in shares.values()],
-            remote_worker_ids=list(shares),
-            local_env_runner=False,
-            timeout_seconds=None,
+        actors = {number: actor for number, actor in self.group._worker_manager.actors().items() if number in shares}
+        watch = StandstillWatch(
+            {number: actor._actor_id.hex() for number, actor in actors.items()},
+            timeout_s=self._env_timeout_s,
+            tell=tell,
+            replace=lambda number, beat: kill_actor(actors[number], beat),
         )
+        try:
+            replies = self.group.foreach_env_runner(
+                [lambda runner, share=share: ask(runner, share) for share in shares.values()],
+                remote_worker_ids=list(shares),
+                local_env_runner=False,
+                timeout_seconds=None,
+            )
+        finally:
+            watch.stop()
         for reply in replies:
             if reply.error is not None:
                 raise RllmGymError(f"EnvRunner {reply.worker_index} failed: {reply.error}")

@@ -274,6 +274,8 @@ def is_kind(kind: str, process: psutil.Process) -> bool:
             return title.startswith("ray::LLMEnvRunner")
         case "trainer":
             return title.startswith("ray::GRPO")
+        case "raylet" | "gcs_server":
+            return title.rpartition("/")[2] == kind
         case "learner":
             return title.startswith(("ray::_WrappedExecutable", "ray::_RayTrainWorker"))  # as Ray Train calls it
         case "jvm":

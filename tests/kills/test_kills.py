@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
+import signal
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from ray.cluster_utils import Cluster
 
+from rllm_gym.checkpoints import damage_of, newest_checkpoint
 from rllm_gym.data.records import CLOCKED, EpisodeRecord
 from tests.kills.harness import MARK, SEED, Moment, Run, await_end, draw_moment, end_marked, run
 from tests.needs import skip_without
@@ -99,6 +104,83 @@ def test_a_killed_learner_is_one_line_and_the_run_is_resumed(tmp_path: Path) -> 
         killed.age_temporary_folders()
         killed.start("--resume")
         killed.assert_goes_on()
+
+
+@BIT_FOR_BIT
+@pytest.mark.parametrize("kind", ["raylet", "gcs_server"])
+def test_a_killed_process_of_ray_is_one_line_soon_and_the_run_is_resumed(
+    kind: str, tmp_path: Path, straight: Run
+) -> None:
+    moment = draw_moment(kind, NUM_STEPS)
+    say(kind, moment)
+    with run(tmp_path, NUM_STEPS) as killed:
+        killed.start()
+        killed.kill(kind, moment)
+        assert killed.wait() == 1
+        assert_one_line(killed, f"failed: Ray's process {kind} has ended")
+        assert "The newest checkpoint is " in killed.output
+        killed.age_temporary_folders()
+        killed.start("--resume")
+        killed.assert_goes_on()
+        assert_equal(killed, straight)
+
+
+@BIT_FOR_BIT
+@pytest.mark.parametrize("whom", ["the group", "every process"])
+def test_a_schedulers_signal_ends_the_run_with_a_checkpoint(whom: str, tmp_path: Path, straight: Run) -> None:
+    """`timeout`, Slurm and a closing shell send SIGTERM to the process group, systemd to every process."""
+    moment = draw_moment(whom, NUM_STEPS)
+    say(f"SIGTERM to {whom}", moment)
+    with run(tmp_path, NUM_STEPS, checkpoint_frequency=0) as ended:
+        ended.start()
+        ended.await_moment(Moment(moment.after_step, "sampling", moment.fraction))
+        if whom == "the group":
+            os.killpg(ended.process.pid, signal.SIGTERM)
+        else:
+            for process in ended.processes():
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+        assert ended.wait() == 143, ended.output
+        assert "ending after this train step, with a checkpoint" in ended.output
+        assert "Traceback" not in ended.output
+        ended.assert_nothing_is_left()
+        ended.start("--resume")
+        ended.assert_goes_on()
+        assert_equal(ended, straight)
+
+
+@pytest.mark.parametrize("checkpoint_mib", [6, 40], ids=["at the first checkpoint", "in a later one"])
+def test_a_full_disk_is_one_line_and_no_half_checkpoint_is_the_newest(checkpoint_mib: int, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={checkpoint_mib}m", "tmpfs", disk], check=False).returncode:
+        pytest.skip("a small disk needs the right to mount one")
+    try:
+        with run(tmp_path, NUM_STEPS) as full:
+            full.arguments = ("--storage-path", str(disk))
+            full.start()
+            assert full.wait() == 1, full.output
+            assert "No space left on device" in full.output and "Traceback" not in full.output
+            await_end(full.mark)
+            newest = newest_checkpoint(disk / "kills")
+            assert newest is None or damage_of(newest.path) is None
+            subprocess.run(["mount", "-o", "remount,size=400m", disk], check=True)
+            if newest is not None:
+                full.age_temporary_folders()
+                full.start("--resume")
+                assert full.wait() == 0, full.output
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_run_folder_that_is_removed_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    with run(tmp_path, 50) as lost:
+        lost.start()
+        lost.await_moment(Moment(2, "sampling", 0.5))
+        shutil.rmtree(lost.runs)
+        assert lost.wait() == 1, lost.output
+        assert_one_line(lost, "failed: ")
+        await_end(lost.mark)
 
 
 def assert_one_line(killed: Run, begin: str) -> None:
@@ -201,3 +283,16 @@ def test_a_killed_node_s_runner_comes_back_on_another(tmp_path: Path, monkeypatc
             nodes.add_node(num_cpus=1, resources={"sampler": 1}, object_store_memory=STORE_BYTES)
             killed.assert_goes_on()
             assert not any(episode.end_reason == "error" for episode in killed.episodes())
+
+
+def test_a_stopped_env_runner_is_told_and_replaced(tmp_path: Path) -> None:
+    """SIGSTOP stands for native code that holds Python's lock: no thread of the process runs."""
+    moment = draw_moment("stopped", NUM_STEPS)
+    say("stopped", moment)
+    with run(tmp_path, NUM_STEPS, env_timeout_s=70) as stopped:
+        stopped.start()
+        stopped.await_moment(Moment(moment.after_step, "sampling", moment.fraction))
+        [runner] = stopped.victims("runner")
+        runner.suspend()
+        stopped.assert_goes_on()
+        assert "has stood still for 6" in stopped.output and "is replaced" in stopped.output

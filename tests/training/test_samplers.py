@@ -17,6 +17,8 @@ class Group:
     A dead runner is back after a probe, unless `stays_dead`. `shares` are what was played: {runner: group numbers}.
     """
 
+    _worker_manager = SimpleNamespace(actors=dict)
+
     def __init__(self, *deadly: int, stays_dead: bool = False) -> None:
         self.deadly, self.stays_dead, self.dead, self.shares = deadly, stays_dead, set(), []
 
@@ -52,6 +54,7 @@ def samplers(group):
         group,
         who="GRPO",
         environments=[SimpleNamespace(name="toy")],
+        env_timeout_s=None,
         max_failed_fraction=0.1,
         restore_timeout_s=0.0,
         present_state=dict,

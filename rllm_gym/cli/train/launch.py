@@ -18,7 +18,7 @@ from rich.console import Console
 
 from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, newest_intact_checkpoint, read_results, write_origin
 from rllm_gym.cli.common import FAILED
-from rllm_gym.cli.ray_session import ray_session
+from rllm_gym.cli.ray_session import check_ray, ray_session
 from rllm_gym.cli.train.check import Checked, flat_keys
 from rllm_gym.cli.train.loggers import make_services
 from rllm_gym.cli.train.memory_meter import MemoryMeter
@@ -30,6 +30,7 @@ from rllm_gym.cli.train.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15
+SCHEDULERS_GRACE_S = 30.0  # from SIGTERM to SIGKILL: Slurm's and Kubernetes' default
 # Errors with a self-explanatory message, which are printed without a traceback.
 SELF_EXPLANATORY = re.compile(
     r"rllm_gym\.errors\."
@@ -50,7 +51,7 @@ class StopWhen(tune.Stopper):
 
     def __init__(self, stop: dict[str, Any], *, seconds_before: float = 0.0) -> None:
         self._stop, self._seconds_before = flat_keys(stop), seconds_before
-        self.is_asked = False
+        self.signal: int | None = None  # that asked for an end
         self.reporter: ProgressReporter | None = None
 
     def is_met(self, result: dict[str, Any]) -> bool:
@@ -60,6 +61,11 @@ class StopWhen(tune.Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return self.is_asked or self.is_met(result)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody asked for an end."""
+        return self.signal is not None
 
     def stop_all(self) -> bool:
         """Keep trials that wait from starting; those that run end with their next result, and so with a checkpoint."""
@@ -133,14 +139,21 @@ def train(
     memory = MemoryMeter()
     services = make_services(experiment.loggers, experiment.name)
     say(f"{experiment.name}: starting Ray" if address is None else f"{experiment.name}: joining Ray at {address}")
-    with ray_session(address, checked.bundles_per_trial(), verbose=verbose, on_sampling=reporter.on_sampling):
+
+    def on_death(text: str) -> int:
+        reporter.close()
+        say(f"{text} {go_on_from(run)}")
+        return FAILED if stopper.signal is None else 128 + stopper.signal
+
+    bundles = checked.bundles_per_trial()
+    with ray_session(address, bundles, verbose=verbose, on_sampling=reporter.on_sampling, on_death=on_death):
         source = checked.config["env"] or checked.config.get("data")
         reporter.say(f"{experiment.name}: {experiment.run} on {source}, into {storage}/{experiment.name}")
         if not is_remote(storage) and checked.configs[0].save_trajectories:
             reporter.say(f"watch it      rllm-gym view {os.path.relpath(run)}")
         if resumed:
             reporter.say(f"resuming {resumed.path} at train step {resumed.training_iteration}")
-        with ending_on_signals(stopper, reporter), storage_errors_as_they_are():
+        with ending_on_signals(stopper, reporter, run), storage_errors_as_they_are():
             analysis = tune.run(
                 checked.algorithm,
                 name=experiment.name,
@@ -160,20 +173,25 @@ def train(
                 raise_on_failed_trial=False,
                 verbose=0,
             )
+        check_ray()
         failed = [trial for trial in analysis.trials if trial.status == "ERROR"]
         for trial in failed:  # while Ray runs, since Tune's copy of the error lies in its folder
             say(describe_error(Path(trial.path), trial.error_file))
+        if failed and stopper.is_asked:
+            say(go_on_from(run))
+    is_cut = stopper.is_asked and not all(stopper.is_met(trial.last_result or {}) for trial in analysis.trials)
+    code = 128 + stopper.signal if is_cut and stopper.signal else FAILED if failed else 0
     if used := memory.describe():
         say(f"memory        {used}")
     if is_remote(storage):
         for trial in analysis.trials:
             say(f"results       {trial.path}")
-        return FAILED if failed else 0
+        return code
     try:
         _conclude(run, analysis.trials, say, was_asked=stopper.is_asked)
     except OSError as error:
         raise StorageError(f"summary: cannot be written into {run}: {error.strerror or error}.") from error
-    return FAILED if failed else 0
+    return code
 
 
 @contextlib.contextmanager
@@ -217,14 +235,16 @@ def _is_met(stopper: StopWhen, results: list[dict[str, Any]]) -> bool:
 
 
 @contextlib.contextmanager
-def ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator[None]:
+def ending_on_signals(stopper: StopWhen, reporter: ProgressReporter, run: Path) -> Iterator[None]:
     """Stop after the current train step on the first SIGINT or SIGTERM; at once on the second."""
 
     def handle(number: int, frame: Any) -> None:
         if stopper.is_asked:
-            raise KeyboardInterrupt
-        stopper.is_asked = True
+            raise KeyboardInterrupt(number)
+        stopper.signal = number
         reporter.say_soon("ending after this train step, with a checkpoint; once more ends at once, without one")
+        if (newest := newest_checkpoint(run)) and time.time() - newest.saved_at > SCHEDULERS_GRACE_S:
+            reporter.say_soon(f"if it is killed before that, --resume goes on from {newest.path}")
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -233,6 +253,12 @@ def ending_on_signals(stopper: StopWhen, reporter: ProgressReporter) -> Iterator
         reporter.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def go_on_from(run: Path) -> str:
+    """Return from where a run that failed goes on."""
+    newest = newest_checkpoint(run)
+    return f"The newest checkpoint is {newest.path}; go on with --resume." if newest else "There is no checkpoint yet."
 
 
 def _conclude(run: Path, trials: list[Any], say: Callable[[str], None], *, was_asked: bool) -> None:

@@ -233,7 +233,7 @@ def test_asked_to_end_running_trials_end_with_a_result_and_waiting_ones_at_once(
     stopper.reporter = ProgressReporter(Console(file=io.StringIO()), last_step=None, num_trials=2)
     stopper.reporter.num_active = 1
     assert not stopper("t", RESULT)
-    stopper.is_asked = True
+    stopper.signal = signal.SIGTERM
     assert stopper("t", RESULT)
     assert not stopper.stop_all()  # it would end the running trial without a checkpoint
     stopper.reporter.num_active = 0
@@ -241,7 +241,7 @@ def test_asked_to_end_running_trials_end_with_a_result_and_waiting_ones_at_once(
     assert pickle.loads(pickle.dumps(stopper)).is_asked
 
 
-def test_a_signal_in_the_middle_of_a_line_repeats_no_line() -> None:
+def test_a_signal_in_the_middle_of_a_line_repeats_no_line(tmp_path: Path) -> None:
     class InterruptedFile(io.StringIO):
         def flush(self) -> None:
             if not stopper.is_asked:
@@ -249,7 +249,7 @@ def test_a_signal_in_the_middle_of_a_line_repeats_no_line() -> None:
 
     file, stopper = InterruptedFile(), StopWhen({})
     reporter = ProgressReporter(Console(file=file, width=200), last_step=2, num_trials=1)
-    with ending_on_signals(stopper, reporter):
+    with ending_on_signals(stopper, reporter, tmp_path):
         reporter.say("step 1/2")
         assert stopper.is_asked
         reporter.on_step_begin(1, [])

@@ -72,7 +72,7 @@ def train_and_signal(folder: Path, path: Path, number: int, after: str) -> list[
             if line.startswith(after):
                 # Ctrl-C in a terminal reaches the whole group.
                 (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-    assert process.returncode == (0 if number == signal.SIGINT else -number), "".join(lines)
+    assert process.returncode == (130 if number == signal.SIGINT else -number), "".join(lines)
     return lines
 
 
