@@ -43,6 +43,7 @@ FUNCTIONS = (
     Function("use", "use {thing}", "switch a thing on or off"),
 )
 # Games that were published before ALFWorld 0.4 say "put", later ones "move".
+MAX_COMMAND_CHARS = 1_000  # no game has a longer one
 _PUT = re.compile(r"put (.+) (?:in/on|in|on|into|onto) (.+)")
 _MOVE = re.compile(r"move (.+) to (.+)")
 
@@ -196,6 +197,8 @@ class ALFWorldEnv(TextEnv):
 
 def _otherwise(command: str) -> str:
     """Return a command of the other way to say where a thing is put down, or the command itself."""
+    if len(command) > MAX_COMMAND_CHARS:
+        return command
     if put := _PUT.fullmatch(command):
         return f"move {put[1]} to {put[2]}"
     if move := _MOVE.fullmatch(command):

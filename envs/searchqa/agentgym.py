@@ -6,11 +6,10 @@ agentenv/envs/searchqa.py and agentenv-searchqa.
 
 from __future__ import annotations
 
-import re
-
 from rllm_gym.envs.agentgym import AgentGymProtocol
 from rllm_gym.envs.base import StepResult
 from rllm_gym.envs.searchqa.env import TURN_FORM, SearchQAEnv
+from rllm_gym.envs.searchqa.protocol import elements
 from rllm_gym.envs.searchqa.scoring import is_exact_match
 
 INSTRUCTION = """\
@@ -32,8 +31,6 @@ WRONG = "Sorry, your answer is incorrect. Please try again."
 INVALID = """\
 Your previous action is invalid. If you want to search, you should put the query between <search> and </search>. If \
 you want to give the final answer, you should put the answer between <answer> and </answer>. Please try again."""
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class AgentGymSearchQA(AgentGymProtocol, SearchQAEnv):
@@ -47,14 +44,15 @@ class AgentGymSearchQA(AgentGymProtocol, SearchQAEnv):
         return QUESTION.format(question=self._question.text.strip())
 
     def act(self, action: str) -> StepResult:
-        match = _ACTION.search(action)
-        if match is None:
-            return StepResult(INVALID, 0.0, is_over=False, is_invalid=True)
-        if match[1] == "search":
-            query = match[2].strip()
+        search, answer = (next(elements(action, tag), None) for tag in ("search", "answer"))
+        if search and (not answer or search.begin < answer.begin):
+            query = search.content.strip()
             self._searched.append(query)
             found = self._search(query).removeprefix("<information>").removesuffix("</information>").strip()
             return StepResult(f"<information>{found}</information>", 0.0, is_over=False, is_invalid=False)
-        is_right = is_exact_match(_ANSWER.findall(action)[-1].strip(), self._question.answers)
+        if answer is None:
+            return StepResult(INVALID, 0.0, is_over=False, is_invalid=True)
+        last = list(elements(action, "answer"))[-1].content.strip()
+        is_right = is_exact_match(last, self._question.answers)
         self.is_success = self.is_success or is_right
         return StepResult(RIGHT if is_right else WRONG, float(is_right), is_over=is_right, is_invalid=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rllm_gym.envs.searchqa.retrievers.base import Passage
@@ -29,13 +29,13 @@ class Element(NamedTuple):
     end: int
 
 
-def _element(text: str, tag: str, begin: int = 0) -> Element | None:
-    """Return the first element from a place on, in linear time; a regular expression's grows with the text's square."""
-    begin = text.find(f"<{tag}>", begin)
-    inside = begin + len(tag) + 2
-    # Where the first tag has no end, no later one has.
-    end = text.find(f"</{tag}>", inside) if begin >= 0 else -1
-    return Element(begin, text[inside:end], end + len(tag) + 3) if end >= 0 else None
+def elements(text: str, tag: str) -> Iterator[Element]:
+    """Yield the elements of a tag, in linear time; a regular expression's grows with the text's square."""
+    end = 0
+    # Where a tag has no end, no later one has.
+    while (begin := text.find(f"<{tag}>", end)) >= 0 and (close := text.find(f"</{tag}>", begin)) >= 0:
+        end = close + len(tag) + 3
+        yield Element(begin, text[begin + len(tag) + 2 : close], end)
 
 
 def parse_turn(text: str) -> Action:
@@ -52,14 +52,11 @@ def parse_turn(text: str) -> Action:
             f"SearchQAEnv: an action is a string; got {type(text).__name__}. "
             'Make the environment with obs_type="token" to step it with token ids.'
         )
-    search, answer = _element(text, "search"), _element(text, "answer")
+    search, answer = (next(elements(text, tag), None) for tag in ("search", "answer"))
     if search and (not answer or search.begin < answer.begin):
         content = search.content.strip()
         return Action("search", content) if content else Action("")
-    content = ""
-    while answer:
-        content = answer.content.strip()
-        answer = _element(text, "answer", answer.end)
+    content = [element.content.strip() for element in elements(text, "answer")][-1] if answer else ""
     return Action("answer", content) if content else Action("")
 
 

@@ -80,6 +80,7 @@ SHOWN_AS = {
     "map": "http://openstreetmap.org",
     "homepage": "http://homepage.com",
 }
+MAX_COMMAND_CHARS = 8_000  # the time of its expressions grows with the square of the length
 _FENCED = re.compile(r"```(.*?)```", re.DOTALL)
 # WebArena's create_id_based_action(), browser_env/actions.py.
 _FORMS = {
@@ -97,6 +98,7 @@ _FORMS = {
 
 def read_action(command: str) -> Action | str:
     """Return the action that WebArena reads in a command, or what it says where there is none."""
+    command = command[:MAX_COMMAND_CHARS]
     verb = command.split("[")[0].strip() if "[" in command else "".join(command.split()[:1])
     if not command:
         return "list index out of range"
