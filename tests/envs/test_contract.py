@@ -16,6 +16,7 @@ import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.contract import NONSENSE, RULES
 from rllm_gym.memory import process_tree_bytes
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY
+from tests.envs.hostile import hostile_texts
 from tests.needs import OF_ENVIRONMENTS, missing, skip_without
 from tests.serving import serving
 
@@ -106,7 +107,7 @@ def test_nonsense_is_an_ordinary_turn_without_reward_and_an_invalid_action(env_i
     env = make(env_id)
     env.reset(seed=0)
     for text in NONSENSE:
-        observation, reward, terminated, truncated, info = env.step(text)
+        observation, reward, terminated, truncated, _ = env.step(text)
         assert observation in env.observation_space
         assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, False, False)
         assert info["is_invalid_action"] is True
@@ -219,3 +220,29 @@ def test_nothing_that_a_model_writes_takes_it_down_or_makes_it_wait(env_id):
             env.reset(seed=number)
     env.close()
     assert slowest_s < STEP_LIMIT_S
+
+
+# Seconds that a step may take, where the environment documents another limit than that of a game's process.
+MOST_STEP_S = {"rllm_gym/WebArena-v0": 60.0, "rllm_gym/MiniWoB-v0": 60.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_it_stands_whatever_a_model_writes(env_id):
+    env = make(env_id)
+    env.reset(seed=0)
+    memory = process_tree_bytes()
+    for number, text in enumerate(hostile_texts(7, 1_000)):
+        begin_s = time.monotonic()
+        observation, reward, terminated, truncated, _ = env.step(text)
+        assert time.monotonic() - begin_s < MOST_STEP_S.get(env_id, 15.0), text[:100]
+        assert math.isfinite(reward) and isinstance(observation, str) and len(observation) <= 1 << 16
+        assert not any(0xD800 <= ord(c) < 0xE000 for c in observation), text[:100]
+        if terminated or truncated or number % 100 == 99:
+            env.reset(seed=number)
+    assert process_tree_bytes() - memory < 1e9
+    before, _ = env.reset(seed=3)
+    env.close()
+    again = make(env_id)
+    assert again.reset(seed=3)[0] == before  # nothing of it stays in the tasks
+    again.close()
