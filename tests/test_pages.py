@@ -281,3 +281,12 @@ def test_a_method_has_an_example_and_a_row_on_its_page_and_in_the_readme(name):
     for page in ("docs/methods.md", "README.md"):
         rows = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
         assert any(f"`{name}`" in row for row in rows), f"{page} has no row for it"
+
+
+def test_security_names_tests_that_exist_and_one_table_of_faults():
+    page = (ROOT / "SECURITY.md").read_text()
+    named = re.findall(r"`(tests/[\w/.]+)`", page)
+    assert len(named) > 8
+    assert [file for file in named if not (ROOT / file).exists()] == []
+    _, _, faults = page.partition("## What a fault costs\n")
+    assert faults and (ROOT / "docs" / "clusters.md").read_text().endswith(f"### What a fault costs\n{faults}")

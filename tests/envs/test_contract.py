@@ -107,7 +107,7 @@ def test_nonsense_is_an_ordinary_turn_without_reward_and_an_invalid_action(env_i
     env = make(env_id)
     env.reset(seed=0)
     for text in NONSENSE:
-        observation, reward, terminated, truncated, _ = env.step(text)
+        observation, reward, terminated, truncated, info = env.step(text)
         assert observation in env.observation_space
         assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, False, False)
         assert info["is_invalid_action"] is True
