@@ -74,6 +74,18 @@ def test_the_sequence_ratio_is_the_geometric_mean_over_all_turns_in_every_sign_c
     assert logp.grad.tolist() == [pytest.approx([0.0, each, 0.0, each, each]), [0.0] * 5]
 
 
+def test_in_a_sequence_every_tokens_own_advantage_is_its_credit():
+    # GSPO-token. Log ratios .3, -.1, .1: s = e^.1 = 1.105171, within the clip; advantages 1, 1, -2. The mean advantage
+    # is 0, and yet a good turn is reinforced and a bad one is not.
+    [losses], [gradient] = policy_loss([[0.3, -0.1, 0.1]], [[1.0, 1.0, -2.0]], level="sequence")
+    assert losses == pytest.approx([-1.105171, -1.105171, 2.210342], abs=1e-6)
+    assert gradient == pytest.approx([-1.105171, -1.105171, 2.210342], abs=1e-6)  # d s_t / d logp_t = s
+    # s = e^.4 = 1.491825, above 1.3: held for the good tokens, not for the bad one.
+    [losses], [gradient] = policy_loss([[0.4, 0.0, 0.8]], [[1.0, 1.0, -2.0]], level="sequence")
+    assert losses == pytest.approx([-1.3, -1.3, 2.983649], abs=1e-6)
+    assert gradient == pytest.approx([0.0, 0.0, 2.983649], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "flows"),
     [

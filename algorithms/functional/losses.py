@@ -90,11 +90,12 @@ def probability_ratio(
     """Return how much likelier the policy makes each sampled token than it did when it sampled it.
 
         token:    r_bt = exp(logp_bt - old_logp_bt)
-        sequence: s_b  = exp(mean over the sampled tokens of b of (logp - old_logp)), at each of them
+        sequence: s_bt = sg[s_b] pi_bt / sg[pi_bt],  s_b = exp(mean over the sampled tokens of b of (logp - old_logp))
 
     Source: Schulman et al. 2017, arXiv:1707.06347, section 3; for sequences Zheng et al. 2025 (GSPO), arXiv:2507.18071,
-    eq. 7. Averaged over the tokens of a sequence, the clipped surrogate of s_b is that of GSPO's eq. 5, gradient
-    included.
+    GSPO-token, eq. 13 to 17 (sg stops the gradient): s_bt has the value of s_b, its gradient is the token's own, and so
+    advantages may differ within a sequence. Where they do not, the clipped surrogate averaged over the tokens of a
+    sequence is that of GSPO's eq. 5, gradient included.
 
     Differs: the logarithm is held within +-20, beyond which no gradient flows; verl does so for tokens, and for
     sequences holds it below 10. A sequence's length counts the sampled tokens of all turns in its row.
@@ -102,7 +103,7 @@ def probability_ratio(
     Args:
         logp_BT, old_logp_BT: float, log-probability of the sampled token now and when it was sampled.
         mask_BT: bool, True where the policy sampled the token.
-        level: one ratio per token or one per sequence.
+        level: whether a token's ratio is its own or its sequence's.
 
     Returns:
         float [B, T], 1 where the mask is False.
@@ -112,8 +113,8 @@ def probability_ratio(
     """
     log_ratio_BT = hide(logp_BT - old_logp_BT, mask_BT)  # before exp: inf * 0 is nan
     if level == "sequence":
-        mean_B1 = log_ratio_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
-        log_ratio_BT = hide(mean_B1.expand_as(mask_BT), mask_BT)
+        mean_B1 = log_ratio_BT.detach().sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+        log_ratio_BT = hide(mean_B1 + (log_ratio_BT - log_ratio_BT.detach()), mask_BT)
     elif level != "token":
         raise ValueError(f"probability_ratio: level must be token or sequence; got {level!r}.")
     return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

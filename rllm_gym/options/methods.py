@@ -38,7 +38,10 @@ class PolicyGradientOptions(CommonOptions):
         Doc("bounds the loss of a negative advantage to so many times its size; 3.0 in the paper, null does not."),
     ] = None
     ratio_level: Annotated[
-        Literal["token", "sequence"], Doc("one probability ratio per `token` or per `sequence`.")
+        Literal["token", "sequence"],
+        Doc(
+            "one probability ratio per `token` or per `sequence` (GSPO; where advantages differ within one, GSPO-token)."
+        ),
     ] = "token"
     loss_average: Annotated[
         Literal["tokens", "sequences", "episodes", "constant"],
