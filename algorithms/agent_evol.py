@@ -174,7 +174,8 @@ class AgentEvol(OfflineAlgorithm):
         maker, most = self.sample_maker(), self.config.keep_per_item
         streams = [(e, stream) for e in episodes for stream in e.streams.values() if stream.turns]
         return_N = torch.tensor([stream.total_reward for _, stream in streams], dtype=torch.float64)
-        weight_N = evolution_weight(return_N, kind=self.config.keep, threshold=self.config.threshold)
+        size_N = torch.tensor([stream.reward_size for _, stream in streams], dtype=torch.float64)
+        weight_N = evolution_weight(return_N, kind=self.config.keep, threshold=self.config.threshold, size_N=size_N)
         num_kept: Counter[tuple[int, Any, str]] = Counter()
         for (episode, stream), weight in zip(streams, weight_N.tolist(), strict=True):
             item = (episode.group.env_index, episode.item_id, stream.agent_id)

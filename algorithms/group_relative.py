@@ -38,7 +38,8 @@ class GroupRelative(PolicyGradient):
             case "agent":  # for a group holds the episodes of one role
                 return self.compare(return_N, group_N)
             case "joint":
-                return joint_advantage(return_N, rows.others_return_N, group_N, compare=self.compare)
+                size_N = rows.reward_size_N + rows.others_size_N
+                return joint_advantage(return_N, rows.others_return_N, group_N, compare=self.compare, size_N=size_N)
             case "role":
                 advantage_N, self.role_baselines = role_advantage(
                     return_N, self._roles(rows), self.role_baselines, decay=self.config.role_decay

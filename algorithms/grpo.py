@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from ray.rllib.utils.annotations import override
 
-from rllm_gym.algorithms.functional import group_relative_advantage, soft_overlong_penalty, step_group_advantage
+from rllm_gym.algorithms.functional import (
+    EPSILON,
+    group_deviation,
+    group_relative_advantage,
+    soft_overlong_penalty,
+    step_group_advantage,
+)
 from rllm_gym.algorithms.group_relative import GroupRelative, GroupRelativeConfig
 from rllm_gym.options.methods import GRPOOptions
 from rllm_gym.training.advantage_rows import AdvantageRows
+
+logger = logging.getLogger(__name__)
+
+SMALL_DEVIATION = 1e-4  # below it the epsilon beside it takes more than 1 % off the advantages
 
 
 class GRPOConfig(GroupRelativeConfig, GRPOOptions):
@@ -26,6 +38,7 @@ class GRPO(GroupRelative):
 
     config_class = GRPOConfig
     config: GRPOConfig
+    _has_told_of_epsilon = False
 
     @override(GroupRelative)
     def compare(self, return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
@@ -44,6 +57,8 @@ class GRPO(GroupRelative):
     @override(GroupRelative)
     def advantage(self, rows: AdvantageRows) -> torch.Tensor:
         config = self.config
+        if config.normalize_std:
+            self._tell_of_epsilon(group_deviation(self.returns(rows), rows.group_N))
         if config.step_weight == 0:
             return super().advantage(rows)
         return rows.of_turns(
@@ -57,3 +72,17 @@ class GRPO(GroupRelative):
                 step_weight=config.step_weight,
             )
         )
+
+    def _tell_of_epsilon(self, deviation_N: torch.Tensor) -> None:
+        """Say once that returns differ so little that the published epsilon lowers the advantages."""
+        small_N = deviation_N[(deviation_N > 0) & (deviation_N < SMALL_DEVIATION)]
+        if len(small_N) and not self._has_told_of_epsilon:
+            self._has_told_of_epsilon = True
+            least = float(small_N.min())
+            logger.warning(
+                "%s: returns of a group deviate by %.1e, and the epsilon beside the deviation takes %.0f %% off its "
+                "advantages. Make rewards larger, or set normalize_std: false.",
+                type(self).__name__,
+                least,
+                100 * EPSILON / (least + EPSILON),
+            )

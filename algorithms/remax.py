@@ -9,6 +9,7 @@ from rllm_gym.algorithms.functional import greedy_baseline_advantage
 from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.options.methods import ReMaxOptions
 from rllm_gym.training.advantage_rows import AdvantageRows
+from rllm_gym.training.samples import earnings
 from rllm_gym.types import TaskGroup
 
 
@@ -30,13 +31,17 @@ class ReMax(PolicyGradient):
 
     @override(PolicyGradient)
     def advantage(self, rows: AdvantageRows) -> torch.Tensor:
-        """Return 0, too, where the greedy episode failed."""
+        """Return 0, too, where the greedy episode failed, or earned the same with the same penalties."""
         group_N, return_N = rows.group_N, rows.return_N
         group_of = {self.sampled.tasks[group].key: group for group in group_N.tolist()}
         tasks = [self.sampled.tasks[group] for group in group_of.values()]
         greedy = [TaskGroup(task.key, task.item_id, 1, task.env_index) for task in tasks]
         played, _ = self.sample(greedy, params=self.config.greedy_params)
-        baseline = {group_of[e.group.key]: sum(stream.total_reward for stream in e.streams.values()) for e in played}
+        penalty = self.config.invalid_action_penalty
+        baseline = {
+            group_of[e.group.key]: sum(earnings(s, invalid_action_penalty=penalty)[0] for s in e.streams.values())
+            for e in played
+        }
         has_baseline_N = torch.tensor([group in baseline for group in group_N.tolist()])
         advantage_N = torch.zeros_like(return_N)
         advantage_N[has_baseline_N] = greedy_baseline_advantage(
@@ -44,5 +49,6 @@ class ReMax(PolicyGradient):
             group_N[has_baseline_N],
             torch.tensor(list(baseline.values()), dtype=torch.float64),
             torch.tensor(list(baseline), dtype=group_N.dtype),
+            size_N=rows.reward_size_N[has_baseline_N],
         )
         return advantage_N

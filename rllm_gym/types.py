@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rllm_gym.ties import tie
+
 TokenIds = npt.NDArray[np.int64]  # shape [T]
 Logps = npt.NDArray[np.float32]  # shape [T], natural logarithms
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
-RETURN_DECIMALS = 6  # for comparisons: the same return, summed up in other turns, differs in its last bits
 # Keys of an environment's info that an episode keeps elsewhere: copies of the whole conversation in every record would
 # grow quadratically.
 NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens", "moves")
@@ -195,6 +196,11 @@ class Stream:
         return float(sum(turn.reward for turn in self.turns))
 
     @property
+    def reward_size(self) -> float:
+        """How large the rewards were, whatever their signs; see `rllm_gym.ties`."""
+        return float(sum(abs(turn.reward) for turn in self.turns))
+
+    @property
     def contexts(self) -> list[list[Turn]]:
         """The turns of each sample: one list, unless the history was rewritten on the way."""
         return [list(turns) for _, turns in itertools.groupby(self.turns, key=lambda turn: turn.context_index)]
@@ -257,11 +263,16 @@ class Episode:
     def is_truncated(self) -> bool:
         return self.end_reason is not None and EndReason(self.end_reason).is_truncated
 
-    @property
-    def returns(self) -> tuple[float, ...]:
-        """What each agent has earned, in the order of their names, as returns are compared."""
-        totals = (stream.total_reward for _, stream in sorted(self.streams.items()))
-        return tuple(round(float(total), RETURN_DECIMALS) for total in totals)
+
+def outcomes(episodes: Sequence[Episode]) -> list[tuple[float, ...]]:
+    """Return what each agent has earned in each episode, in the order of their names; equal where it ties."""
+    agents = sorted({agent_id for episode in episodes for agent_id in episode.streams})
+    nobody = Stream("", "")
+    columns = []
+    for agent_id in agents:
+        streams = [episode.streams.get(agent_id, nobody) for episode in episodes]
+        columns.append(tie([s.total_reward for s in streams], [s.reward_size for s in streams]).tolist())
+    return list(zip(*columns, strict=True)) if columns else [()] * len(episodes)
 
 
 @dataclass
@@ -313,7 +324,7 @@ class Sample:
         tokens: int64 [T].
         weight: float32 [T], how much each token counts in the loss; 0 is not trained. Sampled tokens have 1.
         old_logp: float32 [T], the sampler's log-probability of each sampled token.
-        reward: float32 [T], a turn's reward, at the turn's last token.
+        reward: float64 [T], a turn's reward, at the turn's last token.
         is_turn_end: bool [T], True there.
         policy_version: int64 [T], that each token was sampled with; -1 where it was not sampled.
         advantage, trainer_logp, ref_logp, value: float32 [T], what the driver computes, and what the learners score:
@@ -327,7 +338,7 @@ class Sample:
         episode: names the episode among those of a train step; "" for a sample that stands for itself.
         context_index: counts the contexts of one agent's episode.
         agent, role, module: who acted, as what, and which RLModule is trained on it.
-        others_return: what the other agents of the episode have earned.
+        others_return, others_size: what the other agents of the episode have earned, and how large their rewards were.
         is_terminated: the environment ended the episode, as opposed to a horizon or a full context.
         is_overlong: the episode ended because its context was full.
         is_success: the environment said so.
@@ -336,7 +347,7 @@ class Sample:
     tokens: TokenIds
     weight: npt.NDArray[np.float32]
     old_logp: Logps | None = None
-    reward: npt.NDArray[np.float32] | None = None
+    reward: npt.NDArray[np.float64] | None = None
     is_turn_end: npt.NDArray[np.bool_] | None = None
     policy_version: npt.NDArray[np.int64] | None = None
     advantage: npt.NDArray[np.float32] | None = None
@@ -355,6 +366,7 @@ class Sample:
     role: str = AGENT
     module: str = DEFAULT_MODULE
     others_return: float = 0.0
+    others_size: float = 0.0
     is_terminated: bool = True
     is_overlong: bool = False
     is_success: bool = False
@@ -388,7 +400,7 @@ class Sample:
             parts.append((final_observation_ids, 0.0, 0.0, 0.0, -1))
         ends = np.cumsum([len(ids) for ids, *_ in parts])
         num_tokens = int(ends[-1])
-        reward, is_turn_end = np.zeros(num_tokens, np.float32), np.zeros(num_tokens, np.bool_)
+        reward, is_turn_end = np.zeros(num_tokens, np.float64), np.zeros(num_tokens, np.bool_)
         last_of_turn = ends[1::2][: len(parts) // 2] - 1
         reward[last_of_turn] = [part[3] for part in parts[1::2]]
         is_turn_end[last_of_turn] = True

@@ -9,10 +9,12 @@ to be minimised.
 """
 
 from rllm_gym.algorithms.functional.advantages import (
+    EPSILON,
     discounted_return,
     explained_variance,
     gae,
     greedy_baseline_advantage,
+    group_deviation,
     group_relative_advantage,
     has_spread,
     leave_one_out_advantage,
@@ -41,6 +43,7 @@ from rllm_gym.algorithms.functional.rewards import (
 )
 
 __all__ = [
+    "EPSILON",
     "KL_KINDS",
     "Counts",
     "adaptive_kl_coeff",
@@ -53,6 +56,7 @@ __all__ = [
     "explained_variance",
     "gae",
     "greedy_baseline_advantage",
+    "group_deviation",
     "group_relative_advantage",
     "has_spread",
     "importance_weight",

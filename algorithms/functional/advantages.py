@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 
 from rllm_gym.algorithms.functional.losses import check_mask, hide
+from rllm_gym.ties import TIE, tie
 
-EPSILON = 1e-6
+EPSILON = 1e-6  # beside a deviation; 1 % of one of 1e-4
 Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (return_N, group_N) -> advantage_N
 
 
@@ -29,17 +30,30 @@ def group_relative_advantage(return_N: torch.Tensor, group_N: torch.Tensor, *, n
         normalize_std: divide by the sample standard deviation (n - 1).
 
     Returns:
-        float [N]; sums to 0 in every group, exactly 0 where all returns of the group are equal.
+        float [N]; sums to 0 in every group, exactly 0 where all returns of the group are equal (see `has_spread`). The
+        epsilon is the published one: it takes 1 % off advantages where the deviation is 1e-4, half where it is 1e-6.
     """
+    centred_N = _centred(return_N, group_N)
+    return centred_N / (_deviation(centred_N, group_N) + EPSILON) if normalize_std else centred_N
+
+
+def group_deviation(return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
+    """Return the sample standard deviation (n - 1) of each return's group, float [N]; 0 where all are equal."""
+    return _deviation(_centred(return_N, group_N), group_N)
+
+
+def _centred(return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
     return_N = _as_float(return_N)
     index_N, size_G = _group_index(group_N)
     mean_G = _group_sum(return_N, index_N, size_G) / size_G
     # Rounding in the mean of equal returns, over a deviation of 0, would pass for an advantage.
-    centred_N = (return_N - mean_G[index_N]).masked_fill(~has_spread(return_N, group_N), 0.0)
-    if not normalize_std:
-        return centred_N
+    return (return_N - mean_G[index_N]).masked_fill(~has_spread(return_N, group_N), 0.0)
+
+
+def _deviation(centred_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
+    index_N, size_G = _group_index(group_N)
     variance_G = _group_sum(centred_N**2, index_N, size_G) / (size_G - 1).clamp(min=1)
-    return centred_N / (variance_G.sqrt()[index_N] + EPSILON)
+    return variance_G.sqrt()[index_N]
 
 
 def leave_one_out_advantage(return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
@@ -65,7 +79,12 @@ def leave_one_out_advantage(return_N: torch.Tensor, group_N: torch.Tensor) -> to
 
 
 def greedy_baseline_advantage(
-    return_N: torch.Tensor, group_N: torch.Tensor, greedy_return_G: torch.Tensor, greedy_group_G: torch.Tensor
+    return_N: torch.Tensor,
+    group_N: torch.Tensor,
+    greedy_return_G: torch.Tensor,
+    greedy_group_G: torch.Tensor,
+    *,
+    size_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return each return minus that of the greedily decoded episode of the same task.
 
@@ -76,6 +95,10 @@ def greedy_baseline_advantage(
     Args:
         return_N, group_N: the sampled episodes' returns, and which group each belongs to.
         greedy_return_G, greedy_group_G: one greedy return per group, and its group; every group of `group_N` is there.
+        size_N: float, how large the rewards were that a return sums up (see `rllm_gym.ties`); None takes its own size.
+
+    Returns:
+        float [N]; exactly 0 where the returns are equal within 1e-9 of their size.
 
     Raises:
         ValueError: a group without a greedy return.
@@ -87,7 +110,10 @@ def greedy_baseline_advantage(
             f"greedy_baseline_advantage: every group needs a greedy return; got none for {missing}. "
             "Play one greedy episode per group."
         )
-    return return_N - greedy_return_G[is_mine_NG.int().argmax(1)]
+    baseline_N = greedy_return_G[is_mine_NG.int().argmax(1)]
+    size_N = (return_N.abs() if size_N is None else size_N) + baseline_N.abs()
+    difference_N = return_N - baseline_N
+    return difference_N.masked_fill(difference_N.abs() <= TIE * size_N, 0.0)
 
 
 def step_group_advantage(
@@ -122,7 +148,8 @@ def step_group_advantage(
     """
     reward_NU = _as_float(reward_NU)
     compare = functools.partial(group_relative_advantage, normalize_std=normalize_std)
-    episode_N = compare(hide(reward_NU, mask_NU).sum(1), group_N)
+    hidden_NU = hide(reward_NU, mask_NU)
+    episode_N = compare(tied(hidden_NU.sum(1), hidden_NU.abs().sum(1), group_N), group_N)
     step_NU = turn_advantage(reward_NU, state_NU, mask_NU, group_N, gamma=gamma, compare=compare)
     return hide(episode_N[:, None] + step_weight * step_NU, mask_NU)
 
@@ -158,17 +185,25 @@ def turn_advantage(
         float [N, U], 0 where the row has no turn. What `compare` gives to a turn that is alone with its label stays.
     """
     reward_NU = _as_float(reward_NU)
-    return_S = discounted_return(reward_NU, mask_NU, gamma=gamma)[mask_NU]
+    return_S, size_S = (discounted_return(x, mask_NU, gamma=gamma)[mask_NU] for x in (reward_NU, reward_NU.abs()))
     # The unique pairs (group, label), numbered.
     pair_S2 = torch.stack([group_N[:, None].expand_as(label_NU)[mask_NU], label_NU[mask_NU]], dim=1)
     anchor_S = torch.unique(pair_S2, dim=0, return_inverse=True)[1]
     advantage_NU = torch.zeros_like(reward_NU)
-    advantage_NU[mask_NU] = compare(return_S, anchor_S)
+    advantage_NU[mask_NU] = compare(tied(return_S, size_S, anchor_S), anchor_S)
     return advantage_NU
+
+
+def tied(return_N: torch.Tensor, size_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
+    """Return the returns, without gradient, with those of a group made equal that tie; see `rllm_gym.ties.tie`."""
+    tied_N = tie(*(x_N.detach().cpu().numpy() for x_N in (return_N, size_N, group_N)))
+    return torch.from_numpy(tied_N).to(return_N)
 
 
 def has_spread(return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
     """Return bool [N]: False where all returns of the group are equal, so that the group carries no signal.
+
+    Equal is what differs by no more than 1e-9 of the largest of them, which is rounding in the sums (`rllm_gym.ties`).
 
     Source: the groups that dynamic sampling filters out, Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
     """
@@ -177,7 +212,7 @@ def has_spread(return_N: torch.Tensor, group_N: torch.Tensor) -> torch.Tensor:
     lowest_G = torch.full((len(size_G),), torch.inf, dtype=return_N.dtype, device=return_N.device)
     lowest_G = lowest_G.scatter_reduce(0, index_N, return_N, "amin")
     highest_G = (-torch.full_like(lowest_G, torch.inf)).scatter_reduce(0, index_N, return_N, "amax")
-    return (highest_G > lowest_G)[index_N]
+    return (highest_G - lowest_G > TIE * torch.maximum(highest_G.abs(), lowest_G.abs()))[index_N]
 
 
 @torch.no_grad()
@@ -186,8 +221,8 @@ def whiten(x_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 
     Source: of advantages over the whole batch, Hu et al. 2025 (REINFORCE++), arXiv:2501.03262.
 
-    Differs: from RLlib's `standardized`, which knows no mask. A single value, or values that are all equal, have no
-    deviation and come out as 0.
+    Differs: from RLlib's `standardized`, which knows no mask. A single value, or values that are all equal, or differ
+    by their rounding alone (`rllm_gym.ties`), have no deviation and come out as 0.
 
     Args:
         x_BT: float, any values; those that the mask hides do not count.
@@ -200,7 +235,9 @@ def whiten(x_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     hidden_BT, count = hide(x_BT, mask_BT).double(), mask_BT.sum()
     centred_BT = hide(hidden_BT - hidden_BT.sum() / count.clamp(min=1), mask_BT)
     deviation = ((centred_BT**2).sum() / (count - 1).clamp(min=1)).sqrt()
-    return (centred_BT / (deviation + 1e-8)).to(x_BT.dtype)
+    root_mean_square = hidden_BT.norm() / count.clamp(min=1).sqrt()
+    is_noise = deviation <= TIE * root_mean_square
+    return (centred_BT / (deviation + 1e-8)).masked_fill(is_noise, 0.0).to(x_BT.dtype)
 
 
 @torch.no_grad()

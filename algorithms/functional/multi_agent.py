@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rllm_gym.algorithms.functional.advantages import Compare
+from rllm_gym.algorithms.functional.advantages import Compare, tied
 
 
 def joint_advantage(
-    return_N: torch.Tensor, others_return_N: torch.Tensor, group_N: torch.Tensor, *, compare: Compare
+    return_N: torch.Tensor,
+    others_return_N: torch.Tensor,
+    group_N: torch.Tensor,
+    *,
+    compare: Compare,
+    size_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return one advantage for a team: how its joint return compares with those of the group's other episodes.
 
@@ -26,8 +31,10 @@ def joint_advantage(
         others_return_N: float, what all other agents of its episode have earned.
         group_N: int, which group each row belongs to: one role's rows of one task.
         compare: (returns, groups) to advantages, such as `group_relative_advantage`.
+        size_N: float, how large the rewards were that both sum up, see `rllm_gym.ties`; None takes the returns' sizes.
     """
-    return compare(return_N + others_return_N, group_N)
+    size_N = return_N.abs() + others_return_N.abs() if size_N is None else size_N
+    return compare(tied(return_N + others_return_N, size_N, group_N), group_N)
 
 
 def role_advantage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rllm_gym.algorithms.functional.losses import hide, kl_estimate
+from rllm_gym.ties import reaches
 
 
 def kl_shaped_reward(
@@ -55,20 +56,26 @@ def soft_overlong_penalty(num_tokens_N: torch.Tensor, *, max_tokens: int, buffer
     return -(excess_N / max(buffer, 1e-9)).clamp(0.0, 1.0)
 
 
-def evolution_weight(return_N: torch.Tensor, *, kind: str, threshold: float = 1.0) -> torch.Tensor:
+def evolution_weight(
+    return_N: torch.Tensor, *, kind: str, threshold: float = 1.0, size_N: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return how much each sampled episode counts when the policy is trained on its own episodes.
 
-        threshold: 1 where R >= threshold, else 0
+        threshold: 1 where R >= threshold (within 1e-9, see `rllm_gym.ties`), else 0
         reward:    R held within 0 and 1: the chance that the episode is a success, given its reward
 
     Source: Xi et al. 2024 (AgentGym, AgentEvol), arXiv:2406.04151: its M-step weighs log-likelihoods by the reward,
     which for rewards of 0 and 1 keeps the successes.
 
+    Args:
+        size_N: float, how large the rewards were that a return sums up; None takes its own size.
+
     Raises:
         ValueError: for an unknown kind.
     """
     if kind == "threshold":
-        return (return_N >= threshold).to(return_N.dtype)
+        size_N = return_N.abs() if size_N is None else size_N
+        return reaches(return_N, threshold, size_N).to(return_N.dtype)
     if kind == "reward":
         return return_N.clamp(0.0, 1.0)
     raise ValueError(f"evolution_weight: kind must be threshold or reward; got {kind!r}.")

@@ -11,6 +11,7 @@ from rllm_gym.data.conversations import Dialogue, dialogue_of, read_json_objects
 from rllm_gym.data.reader import read_stored
 from rllm_gym.data.records import EpisodeRecord
 from rllm_gym.errors import TrajectoryError
+from rllm_gym.ties import reaches
 
 
 def read_dialogue_pairs(path: str | Path) -> Iterator[tuple[Dialogue, Dialogue]]:
@@ -31,9 +32,6 @@ def read_dialogue_pairs(path: str | Path) -> Iterator[tuple[Dialogue, Dialogue]]
         yield chosen, rejected
 
 
-ROUNDING = 1e-6  # of returns that are summed up over turns
-
-
 @dataclass
 class _Extremes:
     """The best and the worst record of a task, by their places in reading order."""
@@ -42,12 +40,20 @@ class _Extremes:
     worst: int
     best_return: float
     worst_return: float
+    size: float  # the largest of the rewards that a return sums up, see `rllm_gym.ties`
 
-    def add(self, place: int, total_reward: float) -> None:
-        if total_reward > self.best_return:
+    def add(self, place: int, total_reward: float, size: float) -> None:
+        self.size = max(self.size, size)
+        if not reaches(self.best_return, total_reward, self.size):
             self.best, self.best_return = place, total_reward
-        if total_reward < self.worst_return:
+        if not reaches(total_reward, self.worst_return, self.size):
             self.worst, self.worst_return = place, total_reward
+
+    def is_pair(self, reward_gap: float, expert_threshold: float | None) -> bool:
+        if reaches(self.worst_return, self.best_return, self.size):
+            return False
+        is_good = expert_threshold is None or reaches(self.best_return, expert_threshold, self.size)
+        return is_good and bool(reaches(self.best_return - self.worst_return, reward_gap, 2 * self.size))
 
 
 def best_and_worst(
@@ -76,16 +82,9 @@ def best_and_worst(
         key: tuple[Any, ...] = task_key(record)
         if within == "group":
             key += (str(shard.parent), *record.group)
-        total_reward = record.total_reward
-        found.setdefault(key, _Extremes(place, place, total_reward, total_reward)).add(place, total_reward)
-    least = float("-inf") if expert_threshold is None else expert_threshold
-    return [
-        (e.best, e.worst)
-        for e in found.values()
-        if e.best_return > e.worst_return
-        and e.best_return - e.worst_return >= reward_gap - ROUNDING
-        and e.best_return >= least - ROUNDING
-    ]
+        total_reward, size = record.total_reward, record.reward_size
+        found.setdefault(key, _Extremes(place, place, total_reward, total_reward, size)).add(place, total_reward, size)
+    return [(e.best, e.worst) for e in found.values() if e.is_pair(reward_gap, expert_threshold)]
 
 
 def task_key(record: EpisodeRecord) -> tuple[Any, ...]:

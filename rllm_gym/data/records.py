@@ -151,6 +151,11 @@ class EpisodeRecord(_Record):
     def total_reward(self) -> float:
         return sum(turn.reward for turn in self.turns)
 
+    @property
+    def reward_size(self) -> float:
+        """How large the rewards were, whatever their signs; see `rllm_gym.ties`."""
+        return sum(abs(turn.reward) for turn in self.turns)
+
 
 def records_of(
     episode: Episode,

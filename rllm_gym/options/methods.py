@@ -40,7 +40,7 @@ class PolicyGradientOptions(CommonOptions):
     ratio_level: Annotated[
         Literal["token", "sequence"],
         Doc(
-            "one probability ratio per `token` or per `sequence` (GSPO; where advantages differ within one, GSPO-token)."
+            "one probability ratio per `token` or per `sequence` (GSPO; GSPO-token where advantages differ within one)."
         ),
     ] = "token"
     loss_average: Annotated[

@@ -48,6 +48,7 @@ from rllm_gym.types import (
     TaskGroup,
     TokenIds,
     Turn,
+    outcomes,
 )
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class GroupInFlight:
 
     def take_waiting(self) -> list[Episode]:
         """Return the episodes to play when the first ones have ended: none where these ended alike."""
-        is_alike = len(self.episodes) > 1 and len({episode.returns for episode in self.episodes}) == 1
+        is_alike = len(self.episodes) > 1 and len(set(outcomes(self.episodes))) == 1
         others, self.waiting = self.waiting, []
         for episode in others:
             episode.is_conditional = True

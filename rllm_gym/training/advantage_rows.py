@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rllm_gym.types import RETURN_DECIMALS, Sample
+from rllm_gym.ties import tie
+from rllm_gym.types import Sample
 
 
 @dataclass
@@ -32,7 +33,8 @@ class AdvantageRows:
     """Samples of one module as N rows, one per agent and episode, each with the sampled tokens of all its parts.
 
     Only sampled tokens are time steps here: the value after the last token of a turn, or of a part, is the one before
-    the first token of the next. Tensors are float32 [N, K], padded on the right and 0 there, or [N].
+    the first token of the next. Tensors are [N, K], padded on the right and 0 there, or [N]; what is made of rewards is
+    float64, the rest float32.
 
     Args:
         samples: in any order; the parts of an agent's episode are put in theirs.
@@ -79,14 +81,23 @@ class AdvantageRows:
 
     @property
     def return_N(self) -> torch.Tensor:
-        """Float64, the sum of the rewards."""
-        return self.reward_NK.double().sum(1).round(decimals=RETURN_DECIMALS)
+        """Float64, the sum of the rewards; equal within a group where it ties, see `rllm_gym.ties`."""
+        return torch.from_numpy(tie(self.reward_NK.double().sum(1), self.reward_size_N, self.group_N))
+
+    @property
+    def reward_size_N(self) -> torch.Tensor:
+        """Float64, how large the rewards were, whatever their signs."""
+        return self.reward_NK.double().abs().sum(1)
 
     @property
     def others_return_N(self) -> torch.Tensor:
         """Float64, what the other agents of each row's episode have earned."""
-        others = torch.tensor([row[0].others_return for row in self.samples], dtype=torch.float64)
-        return others.round(decimals=RETURN_DECIMALS)
+        return torch.tensor([row[0].others_return for row in self.samples], dtype=torch.float64)
+
+    @property
+    def others_size_N(self) -> torch.Tensor:
+        """Float64, how large their rewards were."""
+        return torch.tensor([row[0].others_size for row in self.samples], dtype=torch.float64)
 
     @property
     def group_N(self) -> torch.Tensor:

@@ -16,6 +16,7 @@ from rllm_gym.data import Dialogue, EpisodeRecord, list_shards, read_dialogues, 
 from rllm_gym.data.conversations import read_json_objects
 from rllm_gym.data.records import stream_of
 from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.ties import reaches
 from rllm_gym.tokens import ChatTokenizer, Conversation
 from rllm_gym.types import Sample, Stream, Turn
 
@@ -212,4 +213,4 @@ def is_wanted(record: EpisodeRecord, min_return: float | None) -> bool:
     """
     if record.error is not None or record.is_evaluation or not record.turns:
         return False
-    return min_return is None or record.total_reward >= min_return
+    return min_return is None or reaches(record.total_reward, min_return, record.reward_size)

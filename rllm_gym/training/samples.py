@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rllm_gym.training.metrics import is_success
-from rllm_gym.types import EndReason, Episode, Sample, TaskGroup
+from rllm_gym.types import EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 
 def samples_from_episode(
@@ -26,7 +26,7 @@ def samples_from_episode(
     """
     samples = []
     earned = {
-        agent_id: sum(t.reward - invalid_action_penalty * t.is_invalid_action for t in stream.turns)
+        agent_id: earnings(stream, invalid_action_penalty=invalid_action_penalty)
         for agent_id, stream in episode.streams.items()
     }
     for stream in episode.streams.values():
@@ -38,7 +38,7 @@ def samples_from_episode(
                 final_ids = stream.final_observation_ids[: max(0, max_tokens - num_tokens)]
             samples.append(
                 Sample.of_turns(
-                    [replace(t, reward=t.reward - invalid_action_penalty * t.is_invalid_action) for t in context],
+                    [replace(turn, reward=reward_of(turn, invalid_action_penalty)) for turn in context],
                     final_observation_ids=final_ids,
                     group=group_of(stream.role),
                     episode=episode.episode_id,
@@ -46,13 +46,25 @@ def samples_from_episode(
                     agent=stream.agent_id,
                     role=stream.role,
                     module=stream.module_id,
-                    others_return=sum(value for agent_id, value in earned.items() if agent_id != stream.agent_id),
+                    others_return=sum(of[0] for agent_id, of in earned.items() if agent_id != stream.agent_id),
+                    others_size=sum(of[1] for agent_id, of in earned.items() if agent_id != stream.agent_id),
                     is_terminated=episode.end_reason == EndReason.TERMINATED,
                     is_overlong=episode.end_reason == EndReason.CONTEXT_LIMIT,
                     is_success=is_success(episode),
                 )
             )
     return samples
+
+
+def reward_of(turn: Turn, invalid_action_penalty: float) -> float:
+    """Return a turn's reward less the penalty for an action that the environment called invalid."""
+    return turn.reward - invalid_action_penalty * turn.is_invalid_action
+
+
+def earnings(stream: Stream, *, invalid_action_penalty: float) -> tuple[float, float]:
+    """Return what an agent has earned in an episode, and the size of its rewards (see `rllm_gym.ties`)."""
+    rewards = [reward_of(turn, invalid_action_penalty) for turn in stream.turns]
+    return float(sum(rewards)), float(sum(map(abs, rewards)))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.types import Episode, TaskGroup
+from rllm_gym.types import Episode, TaskGroup, outcomes
 
 HALF_LIFE = 20.0  # train steps after which what was seen counts half: the policy is another one by then
 PRIOR_PAIRS = 4.0  # what is expected of a task counts like so many pairs of its episodes
@@ -43,7 +43,7 @@ class TaskDifficulty:
             task: TaskGroup = group[0].group
             if task.item_id is None or len(group) < 2:
                 continue
-            _, counts = np.unique([episode.returns for episode in group], axis=0, return_counts=True)
+            _, counts = np.unique(outcomes(group), axis=0, return_counts=True)
             num_pairs = len(group) * (len(group) - 1) / 2
             num_alike = float((counts * (counts - 1) / 2).sum())
             name = self._names[task.env_index]

@@ -112,6 +112,55 @@ def test_a_kl_in_the_reward_moves_the_returns_that_are_compared():
     assert rows.return_N.tolist() == pytest.approx([0.6, -0.4])
 
 
+SUMMED_OTHERWISE = [(0.1,) * 10, (0.5, 0.5), (0.7, 0.1, 0.1, 0.1), (1.0,), (1e8, 0.1, -1e8, 0.9), (1e8, -1e8, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("GRPO", {}),
+        ("GRPO", {"preset": "dr_grpo"}),
+        ("GRPO", {"preset": "gigpo"}),
+        ("GRPO", {"advantage": "agent_turn", "step_gamma": 1.0}),
+        ("GRPO", {"advantage": "joint"}),
+        ("GRPO", {"overlong_buffer": 0.1}),
+        ("RLOO", {}),
+        ("RLOO", {"advantage": "joint"}),
+        ("ReinforcePP", {"baseline": "group", "group_size": 2}),
+    ],
+)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_same_return_summed_otherwise_is_no_advantage(method, options, scale):
+    samples = [  # every state is met once
+        sample_of(*((100 * n + k, scale * reward) for k, reward in enumerate(rewards)))
+        for n, rewards in enumerate(SUMMED_OTHERWISE)
+    ]
+    if options.get("advantage") == "agent_turn":  # its turns earn the same, in sums of other rewards
+        samples = [sample_of((0, scale * first), (1, scale * (1.0 - first))) for first in (0.1 + 0.2, 0.3)]
+    for number, sample in enumerate(samples):  # and so of the other agents
+        sample.others_return, sample.others_size = scale * ((0.1 + 0.2) if number % 2 else 0.3), scale * 0.3
+    assert {value for row in advantages(algorithm(method, **options), samples) for value in row} == {0.0}
+
+
+def test_returns_that_differ_by_more_than_rounding_are_compared_whatever_their_size():
+    for size in (1e-7, 1.0, 1e9):
+        first, second = advantages(algorithm("RLOO"), [sample_of((1, size)), sample_of((1, size * (1 + 1e-7)))])
+        assert first == [pytest.approx(-size * 1e-7, rel=1e-5)] and second == [pytest.approx(size * 1e-7, rel=1e-5)]
+
+
+def test_a_deviation_that_the_epsilon_lowers_is_said_once(caplog):
+    algo = algorithm("GRPO")
+    advantages(algo, [sample_of((1, 0.0)), sample_of((1, 1e-3))])
+    assert not caplog.records
+    first, _ = advantages(algo, [sample_of((1, 0.0)), sample_of((1, 1e-5))])
+    # The deviation is 1e-5 / sqrt 2 = 7.07e-6, and the epsilon 1e-6: 12 % less than 1 / sqrt 2.
+    assert first == [pytest.approx(-HALF * 7.07107 / 8.07107, abs=1e-5)]
+    advantages(algo, [sample_of((1, 0.0)), sample_of((1, 1e-5))])
+    [record] = caplog.records
+    assert "returns of a group deviate by 7.1e-06, and the epsilon beside the deviation takes 12 %" in record.message
+    assert "Make rewards larger, or set normalize_std: false." in record.message
+
+
 def test_groups_are_dropped_by_advantage_by_success_or_not_at_all():
     samples = [
         sample_of((1, 1.0), group=0, episode="a", is_success=True),
@@ -167,6 +216,29 @@ def test_remax_compares_with_the_greedy_episode_of_the_task_and_drops_tasks_with
     assert algo.advantage(AdvantageRows(samples)).tolist() == [0.75, 0.0, 0.0]  # 9: equal, no signal
     played = [((0, 0, 4), "task 4", 1), ((0, 0, 7), "task 7", 1), ((0, 0, 9), "task 9", 1)]
     assert asked == [(played, 0.0)]  # at the present horizon
+
+
+def test_an_episode_like_the_greedy_one_has_remaxs_advantage_0():
+    """With its penalties, and however its return was summed."""
+    task = TaskGroup((0, 0, 0), "task", 1)
+
+    def episode(*rewards):
+        turns = [
+            Turn(np.array([1]), np.array([1]), np.zeros(1, np.float32), 0, k, reward, is_invalid_action=k == 0)
+            for k, reward in enumerate(rewards)
+        ]
+        return Episode(
+            "x", task, 0, 0, streams={AGENT: Stream(AGENT, "default_policy", turns)}, end_reason="terminated"
+        )
+
+    algo = algorithm("ReMax", invalid_action_penalty=0.1)
+    algo._max_tokens_to_bootstrap, algo._only_playing = None, set()
+    for greedy, sampled in (((0.0, 1.0), (0.0, 1.0)), ((1 / 3, 1 / 3), (1 / 3, 1 / 3)), ((0.0, 1.0), (0.7, 0.1, 0.2))):
+        algo.sampled, algo.sample = StepSamples(), lambda *_, greedy=greedy, **__: ([episode(*greedy)], [])
+        rows = AdvantageRows(algo._samples_of([episode(*sampled)]))
+        advantage_N = algo.advantage(rows)
+        assert advantage_N.tolist() == [0.0]
+        assert algo._groups_to_drop(rows, advantage_N) == {0}
 
 
 def test_overlong_episodes_are_left_out_of_the_loss_but_count_in_their_group():

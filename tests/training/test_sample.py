@@ -27,7 +27,7 @@ def columns(sample):
     names = ("tokens", "weight", "old_logp", "reward", "is_turn_end", "policy_version")
     found = {name: getattr(sample, name) for name in names}
     dtypes = {name: values.dtype for name, values in found.items()}
-    assert dtypes == dict(zip(names, (np.int64, np.float32, np.float32, np.float32, np.bool_, np.int64), strict=True))
+    assert dtypes == dict(zip(names, (np.int64, np.float32, np.float32, np.float64, np.bool_, np.int64), strict=True))
     return {name: values.tolist() for name, values in found.items()}
 
 
