@@ -132,7 +132,7 @@ class PolicyGradient(LLMAlgorithm):
             learning_s=learned_at - sampled_at,
             sync_s=time.perf_counter() - learned_at,
         )
-        self._count_empty_steps(not trained, step)
+        self._count_empty_steps(not self.sampled.useful_groups, step)
 
     def _sample_groups(self, step: int) -> None:
         """Fill `self.sampled`, with fresh tasks for the groups that are dropped."""
@@ -257,7 +257,8 @@ class PolicyGradient(LLMAlgorithm):
         sampled = self.sampled
         statistics = self.log_episodes(sampled.played, sampled.failed)
         num_groups, num_kept = (len({s.group for s in samples}) for samples in (sampled.samples, sampled.trained))
-        self.metrics.log_value((ENV_RUNNER_RESULTS, "useful_group_share"), num_kept / max(1, num_groups), window=1)
+        useful_share = len(sampled.useful_groups) / max(1, num_groups)
+        self.metrics.log_value((ENV_RUNNER_RESULTS, "useful_group_share"), useful_share, window=1)
         if self.ahead is not None:
             num_stale = sum(age > self.config.staleness for age in sampled.ages)
             self.metrics.log_dict(

@@ -124,8 +124,8 @@ class PolicyGradientOptions(CommonOptions):
     filter_groups: Annotated[
         Literal["advantage", "success", "off"],
         Doc(
-            "which groups are dropped: those whose `advantage`s are all 0, or whose episodes all succeeded or all "
-            "failed (`success`), or none (`off`)."
+            "which groups are dropped before the averages: those whose `advantage`s are all 0, or whose episodes all "
+            "succeeded or all failed (`success`), or none (`off`), so that KL and entropy act on all."
         ),
     ] = "advantage"
     task_sampling: Annotated[
@@ -155,7 +155,7 @@ class PolicyGradientOptions(CommonOptions):
         ),
     ] = 0
     max_empty_steps: Annotated[
-        Count, Doc("train steps in a row that may teach nothing (all groups dropped) before the run stops.")
+        Count, Doc("train steps in a row that may teach nothing (every advantage is 0) before the run stops.")
     ] = 10
     max_refill_rounds: Annotated[
         CountOrZero,
@@ -273,13 +273,14 @@ class GroupRelativeOptions(PolicyGradientOptions):
             )
 
 
+# Groups of equal returns stay in the averages, and the KL acts on them: only DAPO drops groups.
 PRESETS: dict[str, dict[str, Any]] = {
     # Shao et al. 2024, arXiv:2402.03300, eq. 3 and section 4.2 (the KL's weight); the clip range is PPO's.
     "grpo": {"normalize_std": True, "loss_average": "sequences", "clip_low": 0.2, "clip_high": 0.2}
-    | {"kl_coeff": 0.04, "kl_kind": "k3", "kl_in": "loss"},
+    | {"kl_coeff": 0.04, "kl_kind": "k3", "kl_in": "loss", "filter_groups": "off"},
     # Liu et al. 2025, arXiv:2503.20783, section 3: neither of the two divisions that favour long wrong answers and easy
     # tasks; the clip range is PPO's. The constant is what an episode can sample, as in the authors' code.
-    "dr_grpo": {"normalize_std": False, "loss_average": "constant", "clip_high": 0.2},
+    "dr_grpo": {"normalize_std": False, "loss_average": "constant", "clip_high": 0.2, "filter_groups": "off"},
     # Yu et al. 2025, arXiv:2503.14476, section 4.1: a buffer of 4,096 of 20,480 tokens, no KL; 3.4: overlong episodes
     # are filtered. Groups by success and 10 rounds in all are verl's recipe's (filter_groups.metric: acc,
     # max_num_gen_batches: 10).
@@ -288,10 +289,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Zheng et al. 2025, arXiv:2507.18071, section 5.1: the clip range of its eq. 5, four minibatches. The range is far
     # below what sampler and trainer differ by in 16 bits, so the trainer computes the old log-probabilities.
     "gspo": {"ratio_level": "sequence", "loss_average": "sequences", "clip_low": 3e-4, "clip_high": 4e-4}
-    | {"old_logp": "recompute", "num_minibatches": 4},
+    | {"old_logp": "recompute", "num_minibatches": 4, "filter_groups": "off"},
     # Feng et al. 2025, arXiv:2505.10978: omega 1, gamma 0.95; KL 0.01 (low_var_kl), the penalty for invalid actions and
     # the division by the standard deviation are their ALFWorld script's (verl-agent), the clip range is verl's default.
-    "gigpo": {"step_weight": 1.0, "step_gamma": 0.95, "clip_high": 0.2, "normalize_std": True}
+    "gigpo": {"step_weight": 1.0, "step_gamma": 0.95, "clip_high": 0.2, "normalize_std": True, "filter_groups": "off"}
     | {"kl_coeff": 0.01, "kl_kind": "low_variance", "kl_in": "loss", "invalid_action_penalty": 0.1},
 }
 

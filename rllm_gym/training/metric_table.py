@@ -62,7 +62,11 @@ EPISODE_METRICS = (
         "share",
         'of turns whose action the environment could not act on (`info["is_invalid_action"]`)',
     ),
-    Metric(("useful_group_share",), "share", "of the groups (per task and agent) that were trained on"),
+    Metric(
+        ("useful_group_share",),
+        "share",
+        "of the groups (per task and agent) that were trained on with an advantage other than 0",
+    ),
     Metric(
         ("illegal_rate",),
         "share",

@@ -86,5 +86,10 @@ class StepSamples:
         return self.numbers[task, role]
 
     @property
+    def useful_groups(self) -> set[int]:
+        """The groups that are trained on with an advantage other than 0."""
+        return {sample.group for sample in self.trained if sample.advantage is not None and sample.advantage.any()}
+
+    @property
     def num_kept_tasks(self) -> int:
         return len({self.tasks[sample.group] for sample in self.trained})
