@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import logging
 import math
 import time
 from collections import Counter, defaultdict
@@ -23,6 +25,8 @@ from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, rea
 from rllm_gym.options.methods import AgentEvolOptions
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.types import Episode, Sample, TaskGroup
+
+logger = logging.getLogger(__name__)
 
 
 class AgentEvolConfig(OfflineConfig, AgentEvolOptions):
@@ -47,10 +51,27 @@ class AgentEvolLearner(OfflineLearner):
 
     _weights_seq_no: int
 
+    @override(OfflineLearner)
+    def build(self) -> None:
+        super().build()
+        self._schedules = {
+            module_id: copy.deepcopy(engine.lr_scheduler.state_dict())
+            for module_id, engine in self.engines.items()
+            if engine.lr_scheduler is not None
+        }
+        self._first_rates = {
+            module_id: [group["lr"] for group in engine.basic_optimizer.param_groups]
+            for module_id, engine in self.engines.items()
+        }
+
     def restart(self, weights: dict[str, Any]) -> None:
-        """Go back to weights that never were trained, and to a fresh optimizer."""
+        """Go back to weights that never were trained, to a fresh optimizer, and to the schedule's beginning."""
         version = self._weights_seq_no
-        for engine in self.engines.values():
+        for module_id, engine in self.engines.items():
+            if module_id in self._schedules:
+                engine.lr_scheduler.load_state_dict(copy.deepcopy(self._schedules[module_id]))
+            for group, rate in zip(engine.basic_optimizer.param_groups, self._first_rates[module_id], strict=True):
+                group["lr"] = rate
             for state in engine.basic_optimizer.state.values():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
@@ -100,7 +121,7 @@ class AgentEvol(OfflineAlgorithm):
         if self._base_weights is not None:
             weights = self._base_weights
             self.on_all_learners(lambda learner: learner.restart(weights))
-        losses = self._imitate(
+        losses, num_tokens = self._imitate(
             kept, num_epochs=config.num_generation_epochs, seed=seed_of(config.seed or 0, generation, 1)
         )
         learned = time.perf_counter()
@@ -117,6 +138,7 @@ class AgentEvol(OfflineAlgorithm):
                 "num_updates": len(losses),
                 "sampling_s": explored - start,
                 "learning_s": learned - explored,
+                "num_tokens_trained_per_s": num_tokens / (learned - explored),
                 "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / (explored - start),
             },
             window=1,
@@ -177,8 +199,14 @@ class AgentEvol(OfflineAlgorithm):
         size_N = torch.tensor([stream.reward_size for _, stream in streams], dtype=torch.float64)
         weight_N = evolution_weight(return_N, kind=self.config.keep, threshold=self.config.threshold, size_N=size_N)
         num_kept: Counter[tuple[int, Any, str]] = Counter()
+        if self.config.keep == "reward" and (num_left_out := int((weight_N <= 0).sum())):
+            logger.warning(
+                "keep: reward: %d of %d episodes are left out: their returns are 0 or less.", num_left_out, len(streams)
+            )
         for (episode, stream), weight in zip(streams, weight_N.tolist(), strict=True):
-            item = (episode.group.env_index, episode.item_id, stream.agent_id)
+            # An environment that numbers no tasks draws them by the group's seed.
+            task = episode.group.key if episode.item_id is None else episode.item_id
+            item = (episode.group.env_index, task, stream.agent_id)
             if weight <= 0 or (most is not None and num_kept[item] >= most):
                 continue
             if samples := maker.of_stream(stream):
@@ -186,11 +214,11 @@ class AgentEvol(OfflineAlgorithm):
             for sample in samples:
                 kept.append(dataclasses.replace(sample, weight=sample.weight * np.float32(weight)))
 
-    def _imitate(self, kept: SampleFile | None, *, num_epochs: int, seed: int) -> list[float]:
-        """Train on the base data and on kept samples; returns the loss of each update."""
+    def _imitate(self, kept: SampleFile | None, *, num_epochs: int, seed: int) -> tuple[list[float], int]:
+        """Train on the base data and on kept samples; returns the loss of each update, and how many tokens it read."""
         num_base = 0 if self.samples is None else len(self.training_items)
         total, count = num_base + (0 if kept is None else len(kept)), self.config.samples_per_step
-        order, losses = EpochOrder(total, seed=seed), []
+        order, losses, num_tokens = EpochOrder(total, seed=seed), [], 0
 
         def sample(index: int) -> Sample:
             if index < num_base:
@@ -200,9 +228,11 @@ class AgentEvol(OfflineAlgorithm):
         for update in range(max(1, math.ceil(total * num_epochs / count))):
             first = update * count
             indices = order.indices(first, min(count, total * num_epochs - first))
-            results = self.update([sample(index) for index in indices])
+            trained = [sample(index) for index in indices]
+            results = self.update(trained)
+            num_tokens += self.num_tokens_trained(trained)
             losses.append(float(results[0][DEFAULT_MODULE_ID]["loss"].peek()))
-        return losses
+        return losses, num_tokens
 
     # --- checkpoints ---
 

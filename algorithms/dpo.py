@@ -170,9 +170,8 @@ class DPO(OfflineAlgorithm):
         return self._sampled_path
 
     @override(OfflineAlgorithm)
-    def num_items(self) -> int:
-        assert self.samples is not None
-        return len(self.pairs[self.samples])
+    def num_items(self, samples: SampleFile) -> int:
+        return len(self.pairs[samples])
 
     @override(OfflineAlgorithm)
     def samples_at(self, samples: SampleFile, indices: Sequence[int]) -> list[Sample]:

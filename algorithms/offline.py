@@ -106,11 +106,11 @@ class OfflineAlgorithm(LLMAlgorithm):
         assert config.data is not None
         self.samples = self.read(config.data, split=None)
         self.evaluation_samples = self.samples
-        num_items, num_held_out = self.num_items(), 0
+        num_items, num_held_out = self.num_items(self.samples), 0
         self.evaluation_items: Sequence[int] = []
         if config.evaluation_data is not None:
             self.evaluation_samples = self.read(config.evaluation_data, split=config.evaluation_splits[0])
-            self.evaluation_items = range(min(config.num_evaluation_samples, len(self.evaluation_samples)))
+            self.evaluation_items = range(min(config.num_evaluation_samples, self.num_items(self.evaluation_samples)))
         elif config.evaluation_interval:
             num_held_out = config.num_evaluation_samples
         if num_items <= num_held_out:
@@ -136,7 +136,10 @@ class OfflineAlgorithm(LLMAlgorithm):
             else samples_of(source, maker, min_return=self.config.min_return)
         )
         for sample in found:
-            samples.append(sample)
+            if sample.weight.sum() > 0:
+                samples.append(sample)
+            else:
+                maker.num_left_out += 1
         logger.warning(
             "data: %s: %d samples with %d tokens; %d were cut to max_model_len, %d left out, since nothing is to be "
             "learnt from them.",
@@ -183,10 +186,9 @@ class OfflineAlgorithm(LLMAlgorithm):
                 "data: expert: %d of %d episodes were not solved and are left out.", num_unsolved, len(groups)
             )
 
-    def num_items(self) -> int:
-        """Return how many things there are to train on."""
-        assert self.samples is not None
-        return len(self.samples)
+    def num_items(self, samples: SampleFile) -> int:
+        """Return how many things there are in a file to train on, or to evaluate on."""
+        return len(samples)
 
     def samples_at(self, samples: SampleFile, indices: Sequence[int]) -> list[Sample]:
         """Return the samples of these items."""
@@ -217,7 +219,7 @@ class OfflineAlgorithm(LLMAlgorithm):
                 "epoch": (step + 1) * count / len(self.training_items),
                 "num_samples": len(self.training_items),
                 "learning_s": learning_s,
-                "num_tokens_trained_per_s": sum(map(len, trained)) * self.config.num_epochs / learning_s,
+                "num_tokens_trained_per_s": self.num_tokens_trained(trained) / learning_s,
             },
             window=1,
         )

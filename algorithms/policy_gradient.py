@@ -277,7 +277,7 @@ class PolicyGradient(LLMAlgorithm):
                 "learning_s": learning_s,
                 "sync_s": sync_s,
                 "num_tokens_sampled_per_s": statistics["num_sampled_tokens"] / (all_s if self.ahead else sampling_s),
-                "num_tokens_trained_per_s": sum(map(len, sampled.trained)) / learning_s,
+                "num_tokens_trained_per_s": self.num_tokens_trained(sampled.trained) / learning_s,
             },
             window=1,
         )

@@ -113,6 +113,7 @@ class PolicyLearner(DeepSpeedLearner):
             sequences=batch["num_sequences"],
             episodes=batch["num_episodes"],
             episode_tokens_B=batch["episode_tokens"],
+            sequence_tokens_B=batch["sequence_tokens"],
             constant=self._num_loss_tokens,
         )
         statistics = {"entropy": fwd_out["entropy"], "importance_weight": weight_BT}

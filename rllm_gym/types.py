@@ -335,6 +335,8 @@ class Sample:
         group: samples of one group (one role's, of one task) are compared with each other.
         pair: of the two samples of a preference pair; -1 for none. `is_chosen` tells them apart, and `ref_logp_sum` is
             the log-probability of all tokens under the frozen reference.
+        lot, num_lots: which of its module's lots it is in, of how many; minibatches are made of whole ones. -1 until it
+            is known, see `rllm_gym.learner.batch.number_lots`.
         episode: names the episode among those of a train step; "" for a sample that stands for itself.
         context_index: counts the contexts of one agent's episode.
         agent, role, module: who acted, as what, and which RLModule is trained on it.
@@ -360,6 +362,8 @@ class Sample:
     pair: int = -1
     is_chosen: bool = False
     ref_logp_sum: float = 0.0
+    lot: int = -1
+    num_lots: int = 0
     episode: str = ""
     context_index: int = 0
     agent: str = AGENT

@@ -18,11 +18,13 @@ class Counts:
     """What a loss is divided by: counts of the whole minibatch, over all micro-batches and ranks.
 
     Attributes:
-        tokens: sampled tokens.
-        sequences: rows with a sampled token.
+        tokens: sampled tokens; where they have weights, the sum of these.
+        sequences: sequences with a sampled token. One is what an agent has sampled in an episode, in however many rows.
         episodes: episodes with a sampled token; an episode may be several rows, not all of them in this micro-batch.
         episode_tokens_B: int, the sampled tokens of the whole episode that each row of this micro-batch belongs to; for
             `over="episodes"`.
+        sequence_tokens_B: int, those of the whole sequence that each row belongs to, for `over="sequences"`; None where
+            every row is a sequence.
         constant: tokens, the longest that a sequence may be; for `over="constant"`.
     """
 
@@ -30,6 +32,7 @@ class Counts:
     sequences: torch.Tensor | float
     episodes: torch.Tensor | float
     episode_tokens_B: torch.Tensor | None = None  # noqa: N815  a shape letter
+    sequence_tokens_B: torch.Tensor | None = None  # noqa: N815
     constant: float | None = None
 
 
@@ -43,7 +46,7 @@ def aggregate(
     """Return the average of a loss per token. What this gives for the micro-batches sums to the whole minibatch's.
 
         tokens:    (1/N) sum_bt                              all tokens count alike (DAPO)
-        sequences: (1/M) sum_b (1/n_b) sum_t                 all rows count alike, n_b sampled tokens each (GRPO)
+        sequences: (1/M) sum_b (1/n_sequence(b)) sum_t       all sequences count alike, over their rows together (GRPO)
         episodes:  (1/E) sum_b (1/n_episode(b)) sum_t        all episodes count alike, over their rows together
         constant:  (1/(M c)) sum_bt                          a sum over tokens, scaled by a constant (Dr. GRPO)
 
@@ -57,7 +60,7 @@ def aggregate(
         loss_BT: float, the loss of each token.
         mask_BT: bool, True where the policy sampled the token (not prompt, env reply or padding).
         over: what counts alike.
-        counts: N, M, E, n_episode and c.
+        counts: N, M, E, n_sequence, n_episode and c.
 
     Returns:
         float scalar; 0, with a gradient of 0, where the mask is empty.
@@ -67,13 +70,14 @@ def aggregate(
     """
     loss_BT = hide(loss_BT, mask_BT)
     if over == "tokens":
-        return loss_BT.sum() / _at_least_1(counts.tokens)
+        return loss_BT.sum() / _or_1(counts.tokens)
     if over == "sequences":
-        return (loss_BT.sum(1) / mask_BT.sum(1).clamp(min=1)).sum() / _at_least_1(counts.sequences)
+        num_tokens_B = mask_BT.sum(1) if counts.sequence_tokens_B is None else counts.sequence_tokens_B
+        return (loss_BT.sum(1) / num_tokens_B.clamp(min=1)).sum() / _or_1(counts.sequences)
     if over == "episodes" and counts.episode_tokens_B is not None:
-        return (loss_BT.sum(1) / counts.episode_tokens_B.clamp(min=1)).sum() / _at_least_1(counts.episodes)
+        return (loss_BT.sum(1) / counts.episode_tokens_B.clamp(min=1)).sum() / _or_1(counts.episodes)
     if over == "constant" and counts.constant:
-        return loss_BT.sum() / (_at_least_1(counts.sequences) * counts.constant)
+        return loss_BT.sum() / (_or_1(counts.sequences) * counts.constant)
     raise ValueError(
         "aggregate: over must be tokens, sequences, episodes (with counts.episode_tokens_B) or constant (with "
         f"counts.constant); got {over!r}."
@@ -380,6 +384,7 @@ def check_mask(mask_BT: torch.Tensor) -> None:
         raise TypeError(f"mask_BT: masks are bool, True where sampled; got {mask_BT.dtype}. Pass mask.bool().")
 
 
-def _at_least_1(count: torch.Tensor | float) -> torch.Tensor:
+def _or_1(count: torch.Tensor | float) -> torch.Tensor:
     """Return the count, or 1 where nothing was counted: the sum over nothing is 0 whatever divides it."""
-    return torch.as_tensor(count).clamp(min=1)
+    counted = torch.as_tensor(count)
+    return counted + (counted == 0)

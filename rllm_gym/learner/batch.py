@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.learner.training_data import TrainingData
@@ -23,7 +24,13 @@ PER_TOKEN = {
     "value": torch.float32,
     "value_target": torch.float32,
 }
-PER_SAMPLE = {"pair": torch.long, "is_chosen": torch.bool, "ref_logp_sum": torch.float32}
+PER_SAMPLE = {
+    "pair": torch.long,
+    "is_chosen": torch.bool,
+    "ref_logp_sum": torch.float32,
+    "lot": torch.long,
+    "num_lots": torch.long,
+}
 
 
 @dataclass
@@ -67,14 +74,30 @@ class Batch:
             per_sample={name: value[rows] for name, value in self.per_sample.items()},
         )
 
-    def minibatches(self, count: int) -> Iterator[Batch]:
-        """Deal the rows to `count` minibatches of about equal length: by strides, for rows are sorted by length."""
+    def minibatches(self, count: int, *, seed: int = 0, epoch: int = 0) -> Iterator[Batch]:
+        """Deal the lots to `count` minibatches, shuffled anew in every epoch; a single one keeps the rows' order.
+
+        Which lots these are follows from the seed alone, whatever rows of them this learner has (`number_lots`).
+        """
         if count == 1:
             yield self
             return
-        units = self.units()
+        lots_B, num_lots = self._lots()
+        order = np.random.default_rng(np.random.SeedSequence((seed, epoch))).permutation(num_lots)
+        minibatch_of = torch.empty(num_lots, dtype=torch.long)
+        minibatch_of[torch.from_numpy(order)] = torch.arange(num_lots) % count
         for k in range(count):
-            yield self.select(torch.tensor([row for unit in units[k::count] for row in unit], dtype=torch.long))
+            yield self.select((minibatch_of[lots_B] == k).nonzero()[:, 0])
+
+    def _lots(self) -> tuple[torch.Tensor, int]:
+        """Return the lot of each row, int64 [B], and how many there are; without numbers each unit is one."""
+        lots_B = self.per_sample["lot"].cpu()
+        if (lots_B >= 0).all():
+            return lots_B, max(1, int(self.per_sample["num_lots"].max()))
+        units = self.units()
+        for number, unit in enumerate(units):
+            lots_B[unit] = number
+        return lots_B, len(units)
 
     def units(self) -> list[list[int]]:
         """Return the rows that no minibatch may part: those of one episode, or of one pair."""
@@ -84,10 +107,13 @@ class Batch:
         return list(units.values())
 
     def counts(self) -> torch.Tensor:
-        """Return float64 [3]: the tokens with a weight, and the rows and episodes that have any."""
+        """Return float64 [3]: the sum of the tokens' weights, and how many sequences and episodes have any."""
         has_token_B = self.mask.any(1)
-        num_episodes = len(self.episode[has_token_B].unique())
-        return torch.tensor([self.mask.sum(), has_token_B.sum(), num_episodes], dtype=torch.float64)
+        weight = self.per_token["weight"].masked_fill(~self.mask, 0.0).double().sum()
+        num_sequences, num_episodes = (
+            len(number_B[has_token_B].unique()) for number_B in (self.per_sample["sequence"], self.episode)
+        )
+        return torch.tensor([weight, num_sequences, num_episodes], dtype=torch.float64)
 
 
 def unit_of(sample: Sample, number: int) -> Any:
@@ -95,12 +121,43 @@ def unit_of(sample: Sample, number: int) -> Any:
     return sample.episode or (sample.pair if sample.pair >= 0 else (number,))
 
 
+def number_lots(samples: Sequence[Sample], num_minibatches: int) -> None:
+    """Number what minibatches are dealt from, module by module, before the samples go to several learners.
+
+    A lot are the samples of a task: of all groups whose episodes have an agent in common. So what is shared, a prompt
+    and a comparison, stays together. Where these are fewer than the minibatches, it is an episode, or a pair.
+    """
+    by_module: dict[str, list[int]] = {}
+    for k, sample in enumerate(samples):
+        by_module.setdefault(sample.module, []).append(k)
+    for places in by_module.values():
+        units = {k: unit_of(samples[k], k) for k in places}
+        above: dict[Any, Any] = {}  # joins the groups that an episode's agents are in
+        for k in places:
+            above[_top(above, ("unit", units[k]))] = _top(above, ("group", samples[k].group))
+        lots: list[Any] = [_top(above, ("group", samples[k].group)) for k in places]
+        if len(set(lots)) < num_minibatches:
+            lots = [units[k] for k in places]
+        numbers: dict[Any, int] = {}
+        for k, lot in zip(places, lots, strict=True):
+            samples[k].lot = numbers.setdefault(lot, len(numbers))
+        for k in places:
+            samples[k].num_lots = len(numbers)
+
+
+def _top(above: dict[Any, Any], key: Any) -> Any:
+    while above.setdefault(key, key) != key:
+        key = above[key]
+    return key
+
+
 def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     """Pad samples on the right, shortest first, so that micro-batches of neighbours waste little.
 
     Returns:
         `tokens`, `mask`, `lengths`, `episode` and the columns of `PER_TOKEN` and `PER_SAMPLE`, see `Batch`; `index`,
-        where in `samples` each row was; `episode_tokens`, how many tokens with a weight its whole episode has. Without
+        where in `samples` each row was; `sequence`, which agent's episode it belongs to; `sequence_tokens` and
+        `episode_tokens`, how many tokens with a weight its whole sequence, and its whole episode, has. Without
         samples one row whose mask is empty, so that a learner without data takes part in collective operations.
     """
     numbers: dict[Any, int] = {}
@@ -110,7 +167,7 @@ def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         filler |= {name: torch.zeros(1, dtype=dtype) for name, dtype in PER_SAMPLE.items()}
         tokens, one = torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)
         filler |= {"tokens": tokens, "mask": tokens.bool(), "lengths": one + 2, "episode": one, "index": one}
-        return filler | {"episode_tokens": one.float()}
+        return filler | {"sequence": one, "sequence_tokens": one.float(), "episode_tokens": one.float()}
     # By the unit's longest sample: its rows stay together and in their order.
     longest = [0] * len(numbers)
     for unit, sample in zip(units, samples, strict=True):
@@ -136,8 +193,12 @@ def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     out["weight"][:, 0] = 0.0  # nothing comes before the first token to predict it from
     out["mask"] = out["weight"] != 0
     out["index"] = torch.tensor(order)
-    num_tokens_E = torch.zeros(len(numbers)).index_add(0, out["episode"], out["mask"].sum(1).float())
-    out["episode_tokens"] = num_tokens_E[out["episode"]]
+    sequences: dict[Any, int] = {}
+    keys = [(row.episode, row.agent) if row.episode else k for k, row in enumerate(rows)]
+    out["sequence"] = torch.tensor([sequences.setdefault(key, len(sequences)) for key in keys])
+    for name, number_B in (("sequence_tokens", out["sequence"]), ("episode_tokens", out["episode"])):
+        num_tokens = torch.zeros(len(rows)).index_add(0, number_B, out["mask"].sum(1).float())
+        out[name] = num_tokens[number_B]
     return out
 
 
@@ -159,8 +220,10 @@ class SampleData(TrainingData):
 def deal(samples: Sequence[Sample], num_shards: int) -> list[list[int]]:
     """Return which samples go to which learner: about as many tokens to each, and never a unit to two of them.
 
-    A unit are the samples of one episode, or of one pair.
+    A unit are the samples of one episode, or of one pair. Samples get the numbers of their lots, if they have none.
     """
+    if any(sample.lot < 0 for sample in samples):
+        number_lots(samples, num_minibatches=2)
     units: dict[Any, list[int]] = {}
     for k, sample in enumerate(samples):
         units.setdefault(unit_of(sample, k), []).append(k)

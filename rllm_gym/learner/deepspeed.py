@@ -161,11 +161,11 @@ class DeepSpeedLearner(WeightSender):
     def _update_module(self, module_id: str, batch: Batch) -> dict[str, float]:
         self._start_statistics()
         self.gradient_norms: dict[str, list[float]] = defaultdict(list)
-        num_tokens, *_ = self.all_reduce(batch.counts(), dist.ReduceOp.SUM).tolist()
+        num_tokens = self.all_reduce(batch.mask.sum().double(), dist.ReduceOp.SUM).item()
         # Nothing to learn from: even a gradient of zero would move the weights, by Adam's momentum.
         for trained_id, num_epochs in self.passes(module_id).items() if num_tokens else ():
-            for _ in range(num_epochs):
-                for minibatch in batch.minibatches(self.config.num_minibatches):
+            for epoch in range(num_epochs):
+                for minibatch in self._minibatches(batch, epoch):
                     self._step(trained_id, minibatch)
             is_finite = torch.tensor(float(self.module[trained_id].is_finite()))
             if not self.all_reduce(is_finite, dist.ReduceOp.MIN).item():
@@ -180,13 +180,16 @@ class DeepSpeedLearner(WeightSender):
             "num_tokens_trained": num_read if num_tokens else 0.0,
         }
 
+    def _minibatches(self, batch: Batch, epoch: int) -> Iterator[Batch]:
+        return batch.minibatches(self.config.num_minibatches, seed=self.config.seed or 0, epoch=epoch)
+
     def mean_gradient_norm(self, module_id: str) -> float:
         """Return the mean over the optimizer steps of the present update, before clipping; 0 without any."""
         return sum(self.gradient_norms[module_id]) / max(1, len(self.gradient_norms[module_id]))
 
     def _step(self, module_id: str, minibatch: Batch) -> None:
         """Take one optimizer step, or discard its gradient if that is not finite (collective)."""
-        if (counts := self.all_reduce(minibatch.counts(), dist.ReduceOp.SUM))[0] == 0:
+        if (counts := self.all_reduce(minibatch.counts(), dist.ReduceOp.SUM))[0] <= 0:
             return
         engine, is_finite = self.engines[module_id], True
         before = copy.deepcopy((self._sums, self._maxima))
@@ -266,7 +269,7 @@ class DeepSpeedLearner(WeightSender):
             batch = Batch.from_mapping(collate([samples[index] for index in mine]), self._device)
             forwards = [self.score_forward(name, module_id) for name in names]
             # Cut as the update cuts, so that the first pass meets the same numbers.
-            for minibatch in batch.minibatches(self.config.num_minibatches):
+            for minibatch in self._minibatches(batch, epoch=0):
                 for part in self.micro_batches(module_id, minibatch):
                     for forward in forwards:
                         out = forward(part.model_inputs)  # also where there is nothing: the passes are collective

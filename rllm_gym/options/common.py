@@ -127,7 +127,13 @@ class LearnerOptions(OptionTable):
             "`num_skipped_steps`, and one more ends the run."
         ),
     ] = 0
-    num_minibatches: Annotated[Count, Doc("optimizer steps per pass over a train step's samples.")] = 1
+    num_minibatches: Annotated[
+        Count,
+        Doc(
+            "optimizer steps per pass over a train step's samples. Above 1, tasks are shuffled in every pass, from the "
+            "seed, whatever `num_learners`."
+        ),
+    ] = 1
     zero_stage: Annotated[
         Literal[0, 1, 2, 3] | None,
         Doc(

@@ -46,8 +46,9 @@ class PolicyGradientOptions(CommonOptions):
     loss_average: Annotated[
         Literal["tokens", "sequences", "episodes", "constant"],
         Doc(
-            "what surrogate, KL and entropy are averaged over: `tokens` of the minibatch; `sequences`, or `episodes`, "
-            "and each one's tokens; `constant`: a sum over tokens, over sequences times `loss_constant`."
+            "what surrogate, KL and entropy are averaged over: `tokens` of the minibatch; `sequences` (an agent's "
+            "episode, in however many contexts), or `episodes` (of all its agents), and each one's tokens; "
+            "`constant`: a sum over tokens, over sequences times `loss_constant`."
         ),
     ] = "tokens"
     loss_constant: Annotated[
@@ -488,7 +489,11 @@ class OfflineOptions(CommonOptions):
     min_return: Annotated[Finite | None, Doc("leaves out stored episodes with a lower return; null keeps all.")] = None
     retokenize: Annotated[bool, Doc("encode stored messages anew, for a model with another tokenizer.")] = False
     observation_weight: Annotated[
-        NonNegative, Doc("how much the environment's words count in the loss, beside 1 for the assistant's.")
+        NonNegative,
+        Doc(
+            "how much the environment's words count in the loss, beside 1 for the assistant's; the loss is divided by "
+            "the sum of these weights."
+        ),
     ] = 0.0
     evaluation_data: Annotated[
         str | None,

@@ -23,7 +23,7 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, L
 
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import Recorder
-from rllm_gym.learner.batch import SampleData, deal
+from rllm_gym.learner.batch import SampleData, deal, number_lots
 from rllm_gym.learner.libraries import import_in_background
 from rllm_gym.learner.probes import notices_of
 from rllm_gym.ray_token import hide_token
@@ -204,6 +204,7 @@ class LLMAlgorithm(Algorithm):
         """Let the learners compute fields of samples with the weights as they are; writes them there."""
         if not samples or not names:
             return
+        number_lots(samples, self.config.num_minibatches)
         shards = self.shards(samples)
         with self._gpus_for_learners():
             results = self.on_all_learners(lambda learner: learner.score(samples, shards, names))
@@ -220,6 +221,7 @@ class LLMAlgorithm(Algorithm):
         Args:
             settings: what the learners' `before_gradient_based_update` gets beside the train step.
         """
+        number_lots(samples, self.config.num_minibatches)
         with self._gpus_for_learners():
             results = self.learner_group.update(
                 training_data=SampleData(episodes=list(samples)),
@@ -227,6 +229,10 @@ class LLMAlgorithm(Algorithm):
             )
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return results
+
+    def num_tokens_trained(self, samples: Sequence[Sample]) -> int:
+        """Return how many tokens an update on these samples reads, prompts included, each once in an epoch."""
+        return sum(map(len, samples)) * self.config.num_epochs
 
     def sync_weights(self) -> None:
         """Give the learners' weights to the samplers, and wait until they have them."""

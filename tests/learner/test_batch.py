@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rllm_gym.learner.batch import Batch, SampleData, collate, deal
+from rllm_gym.algorithms.functional import Counts, aggregate, negative_log_likelihood
+from rllm_gym.learner.batch import Batch, SampleData, collate, deal, number_lots
 from rllm_gym.learner.packing import split_into_micro_batches
 from rllm_gym.types import Sample
 
@@ -80,7 +81,12 @@ def test_the_tokens_of_an_episode_are_counted_over_all_its_samples():
     alone = int((samples[3].weight[1:] != 0).sum())
     assert batch.per_sample["episode_tokens"].tolist() == [of_episode] * 3 + [alone]
     assert batch.lengths.tolist() == [9, 5, 7, 30]  # an episode's rows stay together, in their order
-    assert batch.counts().tolist() == [of_episode + alone, 4, 2]
+    assert batch.counts().tolist() == [of_episode + alone, 2, 2]  # however many contexts it has, it is one sequence
+    samples[2].agent = "another"
+    batch = Batch.from_mapping(collate(samples))
+    assert batch.counts().tolist() == [of_episode + alone, 3, 2]
+    of_agent = sum(int((sample.weight[1:] != 0).sum()) for sample in samples[:2])
+    assert batch.per_sample["sequence_tokens"].tolist() == [of_agent, of_agent, of_episode - of_agent, alone]
 
 
 def test_nobody_gets_an_empty_batch():
@@ -132,6 +138,68 @@ def test_minibatches_part_no_episode_and_hold_every_row_once(count):
     assert not set.intersection(*episodes) and len(set.union(*episodes)) == 20
     # rows that were whole episodes are whole episodes still
     assert sum(float(minibatch.counts()[2]) for minibatch in minibatches) == float(batch.counts()[2])
+
+
+def first_minibatches(samples, num_learners, count, epoch):
+    """What each minibatch of an epoch holds, over all learners."""
+    found = [set() for _ in range(count)]
+    for share in deal(samples, num_learners):
+        batch = Batch.from_mapping(collate([samples[k] for k in share]))
+        for into, minibatch in zip(found, batch.minibatches(count, seed=3, epoch=epoch), strict=True):
+            into |= {share[k] for k in minibatch.per_sample["index"].tolist()}
+    return found
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_what_a_minibatch_holds_depends_on_no_number_of_learners(epoch):
+    samples = [sample for k in range(12) for sample in make_samples([9, 4], seed=k, episode=f"e{k}")]
+    for k, sample in enumerate(samples):
+        sample.group = k // 8  # four episodes of each of three tasks
+    one, two, three = (first_minibatches(samples, n, 2, epoch) for n in (1, 2, 3))
+    assert one == two == three
+    groups = [{samples[k].group for k in minibatch} for minibatch in one]
+    assert sorted(map(len, groups)) == [1, 2] and not set.intersection(*groups)  # what is compared stays together
+
+
+def test_every_epoch_shuffles_the_tasks_anew_and_one_minibatch_keeps_its_order():
+    samples = make_samples([5] * 24)
+    for k, sample in enumerate(samples):
+        sample.group, sample.episode = k // 2, f"e{k}"
+    number_lots(samples, 3)
+    batch = Batch.from_mapping(collate(samples))
+    orders = [
+        [part.per_sample["lot"].tolist() for part in batch.minibatches(3, seed=seed, epoch=epoch)]
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
+    assert len({str(order) for order in orders}) == 4
+    assert orders[0] == [part.per_sample["lot"].tolist() for part in batch.minibatches(3, seed=0, epoch=0)]
+    for order in orders:
+        assert sorted(lot for part in order for lot in part) == sorted(k // 2 for k in range(24))
+    assert [part is batch for part in batch.minibatches(1, seed=0, epoch=1)] == [True]
+
+
+def test_an_episodes_agents_are_in_one_lot_though_in_other_groups():
+    samples = make_samples([5] * 6)
+    for sample, group, episode in zip(samples, (0, 1, 0, 1, 2, 2), ("a", "b", "c", "c", "d", "e"), strict=True):
+        sample.group, sample.episode = group, episode
+    number_lots(samples, 2)
+    assert [(sample.lot, sample.num_lots) for sample in samples] == [(0, 2)] * 4 + [(1, 2)] * 2
+    number_lots(samples, 3)  # fewer tasks than minibatches: by episodes
+    assert [sample.lot for sample in samples] == [0, 1, 2, 2, 3, 4]
+
+
+@pytest.mark.parametrize("observation_weight", [0.0, 1e-6, 0.1])
+def test_a_loss_is_divided_by_the_sum_of_the_weights(observation_weight):
+    # 90 tokens of the environment, of which one has nothing before it, and 10 of the assistant.
+    weight = np.r_[np.full(90, observation_weight), np.ones(10)].astype(np.float32)
+    batch = Batch.from_mapping(collate([Sample(np.arange(100), weight)]))
+    logp = torch.full(batch.tokens.shape, -2.0, requires_grad=True)
+    loss_BT = negative_log_likelihood(logp, batch.per_token["weight"], batch.mask)
+    loss = aggregate(loss_BT, batch.mask, over="tokens", counts=Counts(*batch.counts()))
+    loss.backward()
+    assert loss.item() == pytest.approx(2.0)  # nats per weighted token
+    assert logp.grad[0, -1].item() == pytest.approx(-1 / (10 + 89 * observation_weight))
 
 
 @pytest.mark.parametrize("is_packed", [True, False])

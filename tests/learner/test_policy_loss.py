@@ -53,16 +53,25 @@ def make_parts(policy, noise: float) -> list[Sample]:
     samples, rng = make_samples(12), np.random.default_rng(11)
     lm = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     for k, sample in enumerate(samples):
-        sample.episode, sample.context_index = f"e{k % 8}", k // 8  # four of the episodes have two parts
+        # Of four episodes two have two contexts, and two have two agents.
+        sample.episode, sample.context_index, sample.agent = f"e{k % 8}", int(k in (8, 9)), "ab"[k >= 10]
         with torch.no_grad():
             logp = read_logps(lm, sample)[0].numpy()
         sample.old_logp[sample.weight != 0] = logp + noise * rng.normal(size=len(logp))
     return samples
 
 
+def episode_of(sample):
+    return sample.episode
+
+
+def sequence_of(sample):
+    return sample.episode, sample.agent
+
+
 def plain_loss(lm, reference, samples, *, average, correction) -> torch.Tensor:
     """Token by token, by nothing but torch."""
-    episodes = {sample.episode for sample in samples}
+    episodes, agents = ({key(sample) for sample in samples} for key in (episode_of, sequence_of))
     loss = torch.zeros(())
     for sample in samples:
         logp, entropy = read_logps(lm, sample)
@@ -72,12 +81,14 @@ def plain_loss(lm, reference, samples, *, average, correction) -> torch.Tensor:
         sampler = [float(sample.old_logp[p]) for p in places]
         now = logp.tolist()
         of_sequence = math.exp(sum(now) - sum(sampler))
-        same_episode = [other for other in samples if other.episode == sample.episode]
+        same_episode, same_sequence = (
+            [other for other in samples if key(other) == key(sample)] for key in (episode_of, sequence_of)
+        )
         share = {
             "tokens": 1 / sum(np.count_nonzero(other.weight) for other in samples),
-            "sequences": 1 / len(samples) / len(places),
+            "sequences": 1 / len(agents) / sum(np.count_nonzero(other.weight) for other in same_sequence),
             "episodes": 1 / len(episodes) / sum(np.count_nonzero(other.weight) for other in same_episode),
-            "constant": 1 / len(samples) / CONSTANT,
+            "constant": 1 / len(agents) / CONSTANT,
         }[average]
         for k, place in enumerate(places):
             advantage = float(sample.advantage[place])
