@@ -74,6 +74,11 @@ class PolicyGradient(LLMAlgorithm):
 
     config: PolicyGradientConfig
 
+    @property
+    @override(LLMAlgorithm)
+    def only_playing(self) -> set[str]:
+        return super().only_playing | {of.module_of(agent) for agent, of in self.config.opponent_specs.items()}
+
     def advantage(self, rows: AdvantageRows) -> torch.Tensor | Advantages:
         """Return how much better each row did than expected: one number per row [N], or one per token [N, K].
 
@@ -88,8 +93,7 @@ class PolicyGradient(LLMAlgorithm):
         self.kl_coeff: dict[str, float] = {}  # by module, once it has followed its target
         self._scores_for_advantage, self._scores_for_loss = config.scores_for_advantage, config.scores_for_loss
         self._max_tokens_to_bootstrap, self.screening_size = config.max_tokens_to_bootstrap, config.screening_size
-        self._only_playing = {policy_id for policy_id in config.policies if not config.is_trained(policy_id)}
-        self._only_playing |= {opponent.module_of(agent) for agent, opponent in config.opponent_specs.items()}
+        self._only_playing = self.only_playing
         super().setup(config)
         self.ahead: SamplesAhead | None = None
         if config.staleness:

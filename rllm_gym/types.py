@@ -38,6 +38,7 @@ class TaskGroup:
         seed: of the environment's reset; None derives it from the key.
         members: the numbers of the episodes, `size` of them; None counts from 0. They decide what is sampled.
         screening_size: how many of them play first; where these end alike, the others are not played. None plays all.
+        first_seating: where players change seats, how the first member's sit; None takes the group index.
     """
 
     key: tuple[int, ...]
@@ -47,6 +48,11 @@ class TaskGroup:
     seed: int | None = None
     members: tuple[int, ...] | None = None
     screening_size: int | None = None
+    first_seating: int | None = None
+
+    def seating(self, member: int) -> int:
+        """Return by how many seats the players of a member have moved on."""
+        return (self.key[-1] if self.first_seating is None else self.first_seating) + member
 
 
 @dataclass(frozen=True)
@@ -343,7 +349,8 @@ class Sample:
         others_return, others_size: what the other agents of the episode have earned, and how large their rewards were.
         is_terminated: the environment ended the episode, as opposed to a horizon or a full context.
         is_overlong: the episode ended because its context was full.
-        is_success: the environment said so.
+        is_success: the environment said so to the agent.
+        states: what the agent was told before each turn, as text; empty where only the tokens are known.
     """
 
     tokens: TokenIds
@@ -374,6 +381,7 @@ class Sample:
     is_terminated: bool = True
     is_overlong: bool = False
     is_success: bool = False
+    states: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)

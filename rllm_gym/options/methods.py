@@ -337,6 +337,17 @@ class GRPOOptions(GroupRelativeOptions):
 
     def faults(self) -> Iterator[str]:
         yield from super().faults()
+        if self.overlong_buffer > 0 and round(self.overlong_buffer * self.max_model_len) <= self.max_new_tokens:
+            yield (
+                f"{self.who}: overlong_buffer must begin before an episode ends for want of room for a turn, so that "
+                f"its share of max_model_len must be above max_new_tokens; got {self.overlong_buffer} of "
+                f"{self.max_model_len} and {self.max_new_tokens}. Raise it, or lower max_new_tokens."
+            )
+        if self.overlong_buffer > 0 and self.advantage == "joint":
+            yield (
+                f"{self.who}: advantage: joint gives a team one advantage, and overlong_buffer lowers each agent's own "
+                f"return; got {self.overlong_buffer}. Set overlong_buffer: 0, or advantage: agent."
+            )
         if self.step_weight > 0 and self.advantage != "agent":
             yield (
                 f"{self.who}: step_weight adds to the advantage of whole episodes, agent by agent; got advantage: "

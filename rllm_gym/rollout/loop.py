@@ -362,7 +362,7 @@ class RolloutLoop:
             flight = EpisodeInFlight(group, episode, slot, params, self._now(), self._now())
             self._flights.append(flight)
             # So that the episodes of a group, and groups of one episode, put everybody into every seat.
-            seating = episode.group.key[-1] + episode.member
+            seating = episode.group.seating(episode.member)
             self._pool.submit(slot, flight, "reset", episode.seed, episode.group.item_id, seating)
 
     def _take_answer(self, job: EnvJob) -> None:

@@ -6,6 +6,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,14 +143,17 @@ class AdvantageRows:
 
     @property
     def turn_state_NU(self) -> torch.Tensor:
-        """Int64, a label of the observation that each turn began with: equal labels, equal observations."""
-        labels: dict[bytes, int] = {}
+        """Int64, a label of the observation that each turn began with: equal labels, equal observations.
+
+        They are compared by their text; where only tokens are known, without the end of a turn that was cut.
+        """
+        labels: dict[Any, int] = {}
+        lasts = [int(part.tokens[end]) for row in self.samples for part in row for end in _turn_ends(part)]
+        end_of_turn = max(set(lasts), key=lasts.count, default=-1)
         out_NU = torch.zeros(self.turn_mask_NU.shape, dtype=torch.long)
         for n, row in enumerate(self.samples):
-            observations = [ids for part in row for ids in _observations(part)]
-            out_NU[n, : len(observations)] = torch.tensor(
-                [labels.setdefault(ids.tobytes(), len(labels)) for ids in observations]
-            )
+            states = [state for part in row for state in part.states or _observations(part, end_of_turn)]
+            out_NU[n, : len(states)] = torch.tensor([labels.setdefault(state, len(labels)) for state in states])
         return out_NU
 
     def of_turns(self, value_NU: torch.Tensor) -> torch.Tensor:
@@ -157,13 +161,18 @@ class AdvantageRows:
         return value_NU.gather(1, self.turn_NK) * self.mask_NK
 
 
-def _observations(sample: Sample) -> list[np.ndarray]:
-    """Return what stood before each turn of a sample."""
+def _turn_ends(sample: Sample) -> np.ndarray:
     assert sample.is_turn_end is not None
-    is_sampled = sample.weight != 0
-    ends = np.flatnonzero(sample.is_turn_end)
-    begins = [0, *(ends[:-1] + 1)]
-    return [
-        sample.tokens[begin : begin + int(is_sampled[begin : end + 1].argmax())]
-        for begin, end in zip(begins, ends, strict=True)
-    ]
+    return np.flatnonzero(sample.is_turn_end)
+
+
+def _observations(sample: Sample, end_of_turn: int) -> list[bytes]:
+    """Return the tokens before each turn of a sample, less the end of a turn that the turn before lacks."""
+    is_sampled, ends, found = sample.weight != 0, _turn_ends(sample), []
+    begin = 0
+    for end in ends:
+        ids = sample.tokens[begin : begin + int(is_sampled[begin : end + 1].argmax())]
+        is_cut = begin > 0 and sample.tokens[begin - 1] != end_of_turn and ids[:1].tolist() == [end_of_turn]
+        found.append(ids[int(is_cut) :].tobytes())
+        begin = int(end) + 1
+    return found

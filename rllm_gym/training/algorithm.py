@@ -230,6 +230,11 @@ class LLMAlgorithm(Algorithm):
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         return results
 
+    @property
+    def only_playing(self) -> set[str]:
+        """The modules that play without learning: policies that are not trained, and opponents."""
+        return {policy_id for policy_id in self.config.policies if not self.config.is_trained(policy_id)}
+
     def num_tokens_trained(self, samples: Sequence[Sample]) -> int:
         """Return how many tokens an update on these samples reads, prompts included, each once in an epoch."""
         return sum(map(len, samples)) * self.config.num_epochs
@@ -263,10 +268,13 @@ class LLMAlgorithm(Algorithm):
 
     def log_episodes(self, played: list[Episode], failed: list[Episode]) -> dict[str, float]:
         """Log what stands under `env_runners/`, and return it."""
-        statistics = episode_metrics(played, failed)
+        only_playing = self.only_playing
+        statistics = episode_metrics(played, failed, only_playing=only_playing)
         self.metrics.log_dict({**statistics, "by_role": metrics_by_role(played)}, key=ENV_RUNNER_RESULTS, window=1)
         if len(self.environments) > 1:
-            by_env = metrics_by_env(played, failed, [spec.name for spec in self.environments])
+            by_env = metrics_by_env(
+                played, failed, [spec.name for spec in self.environments], only_playing=only_playing
+            )
             for name, of_env in by_env.items():
                 of_env["max_episode_steps"] = self.horizons[name] or 0
             self.metrics.log_dict(by_env, key=(ENV_RUNNER_RESULTS, "by_env"), window=1)

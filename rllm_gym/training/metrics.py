@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,16 @@ import numpy as np
 from rllm_gym.types import AGENT, DEFAULT_MODULE, Episode, Stream
 
 
-def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str, Any]:
+def episode_metrics(
+    episodes: list[Episode], failed: list[Episode], *, only_playing: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the numbers under `env_runners/`; every one is finite, also without episodes.
 
     Returns of several agents are summed within an episode, as RLlib does. The table of names is in `docs/metrics.md`.
     Success and returns are of the episodes that every task plays, see `Episode.is_conditional`.
+
+    Args:
+        only_playing: modules that do not learn, such as opponents: their agents' success does not count.
     """
     streams: list[Stream] = [stream for episode in episodes for stream in episode.streams.values()]
     turns = [turn for stream in streams for turn in stream.turns]
@@ -34,7 +39,7 @@ def episode_metrics(episodes: list[Episode], failed: list[Episode]) -> dict[str,
         "episode_return_min": float(min(returns, default=0.0)),
         "episode_return_max": float(max(returns, default=0.0)),
         "episode_len_mean": _mean(episode.num_env_steps for episode in episodes),
-        "success_rate": _mean(is_success(episode) for episode in of_all_tasks),
+        "success_rate": _mean(success_share(episode, only_playing) for episode in of_all_tasks),
         "num_turns_mean": _mean(len(stream.turns) for stream in streams),
         "num_tokens_mean": _mean(num_tokens),
         "num_samples_mean": _mean(stream.turns[-1].context_index + 1 for stream in streams if stream.turns),
@@ -86,13 +91,16 @@ BY_ENV = (
 )
 
 
-def metrics_by_env(episodes: list[Episode], failed: list[Episode], names: Sequence[str]) -> dict[str, dict[str, float]]:
+def metrics_by_env(
+    episodes: list[Episode], failed: list[Episode], names: Sequence[str], *, only_playing: Collection[str] = ()
+) -> dict[str, dict[str, float]]:
     """Return {environment's name: the main numbers of its episodes}; `names` are in the order of `env_index`."""
     out = {}
     for k, name in enumerate(names):
         of_env = episode_metrics(
             [episode for episode in episodes if episode.group.env_index == k],
             [episode for episode in failed if episode.group.env_index == k],
+            only_playing=only_playing,
         )
         out[name] = {key: of_env[key] for key in BY_ENV}
     return out
@@ -127,12 +135,20 @@ def _ended_it(stream: Stream, episode: Episode) -> bool:
     return stream.turns[-1].is_invalid_action and stream.turns[-1].env_step == episode.num_env_steps - 1
 
 
-def is_success(episode: Episode) -> bool:
-    """Return whether the environment said so (`info["is_success"]`), of several agents whether it said so to all."""
+def is_success(episode: Episode, agent_id: str | None = None) -> bool:
+    """Return whether the environment said so (`info["is_success"]`) to an agent, or, without one, to all."""
     if "is_success" in episode.info:
         return bool(episode.info["is_success"])
-    infos = [info for info in episode.info.values() if isinstance(info, dict)]
-    return bool(infos) and all(info.get("is_success", False) for info in infos)
+    infos = {agent: info for agent, info in episode.info.items() if isinstance(info, dict)}
+    if agent_id is not None:
+        return bool(infos.get(agent_id, {}).get("is_success", False))
+    return bool(infos) and all(info.get("is_success", False) for info in infos.values())
+
+
+def success_share(episode: Episode, only_playing: Collection[str] = ()) -> float:
+    """Return the share of the learning agents to which the environment said so: of a game that one wins, one half."""
+    agents = [id_ for id_, stream in episode.streams.items() if stream.module_id not in only_playing]
+    return _mean(is_success(episode, agent_id) for agent_id in agents) if agents else float(is_success(episode))
 
 
 def _prompt_tokens(stream: Stream) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +31,7 @@ def samples_from_episode(
         for agent_id, stream in episode.streams.items()
     }
     for stream in episode.streams.values():
-        contexts = stream.contexts
+        contexts, states, first = stream.contexts, _states(stream), 0
         for index, context in enumerate(contexts):
             final_ids = None
             if max_tokens is not None and episode.is_truncated and context is contexts[-1]:
@@ -49,11 +50,19 @@ def samples_from_episode(
                     others_return=sum(of[0] for agent_id, of in earned.items() if agent_id != stream.agent_id),
                     others_size=sum(of[1] for agent_id, of in earned.items() if agent_id != stream.agent_id),
                     is_terminated=episode.end_reason == EndReason.TERMINATED,
+                    states=states[first : first + len(context)] if states else (),
                     is_overlong=episode.end_reason == EndReason.CONTEXT_LIMIT,
-                    is_success=is_success(episode),
+                    is_success=is_success(episode, stream.agent_id),
                 )
             )
+            first += len(context)
     return samples
+
+
+def _states(stream: Stream) -> tuple[str, ...]:
+    """Return what an agent was told before each of its turns; nothing where its messages are not those of its turns."""
+    told = [b["content"] for b, a in itertools.pairwise(stream.messages) if a["role"] == "assistant"]
+    return tuple(told) if len(told) == len(stream.turns) else ()
 
 
 def reward_of(turn: Turn, invalid_action_penalty: float) -> float:

@@ -144,13 +144,23 @@ class DifficultySampler:
 def evaluation_groups(
     item_ids: Sequence[Sequence[str | int | None] | None], num_episodes: int, *, seed: int
 ) -> list[TaskGroup]:
-    """Return groups of one episode: `num_episodes` over each environment's tasks, as evenly as can be."""
+    """Return groups of one episode: `num_episodes` over each environment's tasks, as evenly as can be.
+
+    Where players change seats, they do so from a task to the next, and each time that a task is played again: a
+    multiple of tasks times seats plays every task from every seat equally often.
+    """
     groups: list[TaskGroup] = []
     for env_index, ids in enumerate(item_ids):
         items: Sequence[str | int | None] = ids or [None]
         order = np.random.default_rng(seed).permutation(len(items))
         groups += [
-            TaskGroup((seed, EVALUATION_STEP, len(groups) + k), items[order[k % len(order)]], 1, env_index)
+            TaskGroup(
+                (seed, EVALUATION_STEP, len(groups) + k),
+                items[order[k % len(order)]],
+                1,
+                env_index,
+                first_seating=k % len(order) + k // len(order),
+            )
             for k in range(num_episodes)
         ]
     return groups

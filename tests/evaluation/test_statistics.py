@@ -68,4 +68,11 @@ def test_a_paired_difference_is_surer_than_two_rates():
     # 0.1 +- 1.96 sqrt(0.1 * 0.9 / 100)
     assert (low, high) == pytest.approx((0.0412, 0.1588), abs=0.011)
     assert difference_interval(b, a) == pytest.approx((-high, -low), abs=0.011)
-    assert difference_interval(a, a) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("num_tasks", "width"), [(1, 0.793), (5, 0.434), (100, 0.037)])  # z^2 / (n + z^2), z = 1.96
+def test_equal_differences_of_few_tasks_leave_room(num_tasks, width):
+    same = [0.5] * num_tasks
+    assert difference_interval(same, same) == pytest.approx((-width, width), abs=1e-3)
+    better = difference_interval([0.0] * num_tasks, [1.0] * num_tasks)
+    assert better == pytest.approx((1 - width, 1.0), abs=1e-3)
