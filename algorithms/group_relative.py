@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,11 +11,30 @@ from ray.rllib.utils.annotations import override
 from rllm_gym.algorithms.functional import joint_advantage, role_advantage, turn_advantage
 from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.options.methods import GroupRelativeOptions
+from rllm_gym.options.table import faults_raised_by
+from rllm_gym.registration import players_change_seats
 from rllm_gym.training.advantage_rows import AdvantageRows
 
 
 class GroupRelativeConfig(PolicyGradientConfig, GroupRelativeOptions):
     """Options of the methods that compare the episodes of a group."""
+
+    @override(GroupRelativeOptions)
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if faults_raised_by(lambda: self.opponent_specs):  # said above
+            return
+        opponents = [opponent for opponent in self.opponent_specs.values() if opponent.kind != "self"]
+        has_several_players = len(self.policy_ids) > 1 or bool(opponents)
+        if not has_several_players or not self._needs_group or self.group_size != 2:
+            return
+        for spec in self.environments:
+            if players_change_seats(spec.env):
+                yield (
+                    f"{self.who}: in {spec.name} players change seats from episode to episode, and a policy's returns "
+                    "are compared seat by seat: of group_size: 2 each policy, beside others or opponents, has one "
+                    "episode in each, and nothing to compare it with. Set group_size: 4, or more."
+                )
 
 
 class GroupRelative(PolicyGradient):

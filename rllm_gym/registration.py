@@ -73,6 +73,17 @@ def register_multi_agent_env(id: str, env: str | Callable[..., Any], **kwargs: A
     )
 
 
+def players_change_seats(env: Any) -> bool:
+    """Return whether an id is of an environment whose players change seats from one episode of a group to the next."""
+    if not isinstance(env, str) or (env_id := env.rpartition(":")[2]) not in gymnasium.registry:
+        return False
+    spec = gymnasium.spec(env_id)
+    if spec.entry_point != MULTI_AGENT_FACTORY:
+        return False
+    create = spec.kwargs["env"]
+    return bool(getattr(load_env_creator(create) if isinstance(create, str) else create, "rotates_seats", False))
+
+
 def create_multi_agent(env: str | Callable[..., Any], **kwargs: Any) -> Any:
     """Make an environment of several agents; what `gymnasium.make` calls for every registered one."""
     create: Callable[..., Any] = load_env_creator(env) if isinstance(env, str) else env

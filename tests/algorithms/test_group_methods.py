@@ -191,6 +191,17 @@ def test_only_dapo_drops_groups_before_the_averages(preset):
     assert dropped(algorithm("GRPO", preset=preset), samples) == ({5} if preset == "dapo" else set())
 
 
+def test_two_policies_that_change_seats_need_groups_of_more_than_two():
+    def config(group_size, policies):
+        made = get_algorithm_class("RLOO").get_default_config().environment("rllm_gym/KuhnPoker-v0")
+        return made.multi_agent(policies=policies).update_from_dict({"group_size": group_size})
+
+    config(2, ["player_0"]).validate()  # one policy has both seats of a task in each of two episodes
+    config(4, ["player_0", "player_1"]).validate()
+    with pytest.raises(ConfigError, match=r"of group_size: 2 each policy, .* Set group_size: 4, or more"):
+        config(2, ["player_0", "player_1"]).validate()
+
+
 def test_long_episodes_are_worth_less_with_a_buffer():
     # max_model_len 10, buffer 0.5 of it: 4 tokens cost nothing, 8 cost (8 - 5) / 5 = 0.6.
     options = {"max_model_len": 10, "max_new_tokens": 2, "overlong_buffer": 0.5, "normalize_std": False}
@@ -327,6 +338,13 @@ def test_a_preset_sets_its_options_and_those_beside_it_win_in_any_order(preset):
         ("ReinforcePP", {"baseline": "critic"}, "baseline must be one of none, group; got 'critic'."),
         ("ReinforcePP", {"gamma": 1.5}, "gamma must be a number of at least 0 and at most 1; got 1.5."),
         ("ReinforcePP", {"baseline": "group", "group_size": 2, "gamma": 0.9}, "not discounted; got gamma: 0.9."),
+        ("GRPO", {"overlong_buffer": 0.1, "max_model_len": 640}, "got 0.1 of 640 and 64. Raise it, or lower max_new"),
+        ("GRPO", {"overlong_buffer": 0.2, "advantage": "joint"}, "advantage: joint gives a team one advantage"),
+        (
+            "GRPO",
+            {"env": "rllm_gym/KuhnPoker-v0", "opponents": {"player_1": "random"}, "group_size": 2},
+            "in KuhnPoker-v0 players change seats from episode to episode",
+        ),
         ("ReMax", {"kl_in": "reward"}, "kl_in must be loss; got 'reward'."),
     ],
 )

@@ -183,3 +183,33 @@ def test_a_sample_knows_its_role_and_what_the_other_agents_have_earned():
     assert (x.group, y.group) == (4, 5)  # who played the same, not who has the same name, is compared
     assert (x.others_return, y.others_return) == (0.25, 0.5 - 0.125)
     assert AdvantageRows([x, y]).others_return_N.tolist() == [0.25, 0.375]
+
+
+def test_states_are_the_same_by_their_text_whether_or_not_the_turn_before_was_cut():
+    """Token 9 ends a turn; where an action was cut, the observation begins with it."""
+
+    def row(episode, action, observation, states=()):
+        turns = [
+            Turn(np.array([1]), np.array(action), np.zeros(len(action), np.float32), 0, 0),
+            Turn(np.array(observation), np.array([6, 9]), np.zeros(2, np.float32), 0, 1),
+        ]
+        return Sample.of_turns(turns, episode=episode, states=states)
+
+    rows = AdvantageRows([row("a", [5, 9], [7, 8]), row("b", [5, 9], [7, 8]), row("c", [5, 5], [9, 7, 8])])
+    assert rows.turn_state_NU.tolist() == [[0, 1]] * 3
+    rows = AdvantageRows([row("a", [5, 9], [7, 8]), row("b", [5, 9], [9, 7, 8])])  # its own 9
+    assert rows.turn_state_NU.tolist() == [[0, 1], [0, 2]]
+    rows = AdvantageRows([row("a", [5, 9], [7, 8], ("here", "there")), row("b", [5, 9], [1, 7, 8], ("here", "there"))])
+    assert rows.turn_state_NU.tolist() == [[0, 1]] * 2
+
+
+def test_a_turns_state_is_what_the_agent_was_told_before_it():
+    turns = [Turn(np.array([1]), np.array([2]), np.zeros(1, np.float32), 0, k, context_index=k // 2) for k in range(3)]
+    said = [("system", "s"), ("user", "a"), ("assistant", "x"), ("user", "b"), ("assistant", "y"), ("user", "c")]
+    messages = [{"role": role, "content": text} for role, text in [*said, ("assistant", "z"), ("user", "end")]]
+    stream = Stream("agent", "policy", turns, messages=messages)
+    task = TaskGroup((0, 0, 0), None, 1)
+    episode = Episode("e", task, 0, 0, streams={"agent": stream}, end_reason="terminated")
+    assert [sample.states for sample in samples_from_episode(episode, lambda _: 0)] == [("a", "b"), ("c",)]
+    stream.messages = messages[:3]  # not those of its turns
+    assert [sample.states for sample in samples_from_episode(episode, lambda _: 0)] == [(), ()]
