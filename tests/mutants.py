@@ -43,6 +43,8 @@ AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_
 BLOCKS, BLOCK_TESTS = "rllm_gym/learner/block_attention.py", "tests/learner/test_block_attention.py"
 TRANSFER, TRANSFER_TESTS = "rllm_gym/weights/sender.py", "tests/weights/test_transfer.py"
 SYNC, SYNC_TESTS = "rllm_gym/weights/sync.py", "tests/weights/test_sync.py"
+VALUES, LOSSES = "tests/wiring/test_values.py", "algorithms/functional/losses.py"
+SAMPLES = "rllm_gym/training/samples.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
 MUTANTS = [
@@ -334,7 +336,7 @@ MUTANTS = [
     Mutant(
         "success_rate of no episode",
         METRICS,
-        "_mean(is_success(episode) for episode in of_all_tasks)",
+        "_mean(success_share(episode, only_playing) for episode in of_all_tasks)",
         "0.0",
         "tests/training/test_metrics.py",
     ),
@@ -550,6 +552,115 @@ MUTANTS = [
         'key=lambda item: item[0] != "preset"',
         'key=lambda item: item[0] == "preset"',
         "tests/test_options.py",
+    ),
+    # what an option means, and values on their way
+    Mutant(
+        "a sequence's ratio spreads the mean advantage",
+        LOSSES,
+        "mean_B1 = log_ratio_BT.detach().sum(1, keepdim=True)",
+        "log_ratio_BT = (log_ratio_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True)).expand_as(mask_BT)\n"
+        "        mean_B1 = log_ratio_BT.detach().sum(1, keepdim=True)",
+        "tests/test_functional_losses.py -k own_advantage",
+    ),
+    Mutant("no return ties", "rllm_gym/ties.py", "TIE = 1e-9", "TIE = 0.0", "tests/test_ties.py"),
+    Mutant(
+        "ReMax's baseline pays no penalty",
+        "algorithms/remax.py",
+        "penalty = self.config.invalid_action_penalty",
+        "penalty = 0.0",
+        "tests/algorithms/test_group_methods.py -k greedy_one",
+    ),
+    Mutant(
+        "a preset drops groups",
+        "rllm_gym/options/methods.py",
+        '"kl_kind": "k3", "kl_in": "loss", "filter_groups": "off"',
+        '"kl_kind": "k3", "kl_in": "loss"',
+        "tests/algorithms/test_group_methods.py -k only_dapo",
+    ),
+    Mutant(
+        "a loss is divided by the number of weighted tokens",
+        "rllm_gym/learner/batch.py",
+        'weight = self.per_token["weight"].masked_fill(~self.mask, 0.0).double().sum()',
+        "weight = self.mask.double().sum()",
+        "tests/learner/test_batch.py -k sum_of_the_weights",
+    ),
+    Mutant(
+        "every context is a sequence",
+        "rllm_gym/learner/batch.py",
+        "(row.episode, row.agent) if row.episode else k for",
+        "k for",
+        "tests/learner/test_batch.py -k over_all_its_samples",
+    ),
+    Mutant(
+        "every epoch has the same order",
+        "rllm_gym/learner/batch.py",
+        "np.random.SeedSequence((seed, epoch))",
+        "np.random.SeedSequence((seed, 0))",
+        "tests/learner/test_batch.py -k every_epoch",
+    ),
+    Mutant(
+        "success is that of all players",
+        SAMPLES,
+        "is_success(episode, stream.agent_id)",
+        "is_success(episode)",
+        "tests/training/test_success.py",
+    ),
+    Mutant(
+        "a task keeps its seat in evaluations",
+        "rllm_gym/training/task_sampler.py",
+        "first_seating=k % len(order) + k // len(order)",
+        "first_seating=k",
+        "tests/training/test_success.py -k every_seat",
+    ),
+    Mutant(
+        "weights are swapped between policies",
+        "rllm_gym/rollout/policies.py",
+        "for module_id, of_module in weights.items():\n            self._engines[module_id].load_weights(",
+        "for module_id, of_module in zip(reversed(list(weights)), weights.values()):\n"
+        "            self._engines[module_id].load_weights(",
+        f"{VALUES} -k own_weights",
+    ),
+    Mutant(
+        "the environment's truncation is lost",
+        "rllm_gym/rollout/env_adapters.py",
+        "EndReason.TRUNCATED if truncated else None",
+        "None",
+        f"{VALUES} -k truncates",
+    ),
+    Mutant(
+        "a group is as old as its newest token",
+        AHEAD,
+        "version - min(versions, default=version)",
+        "version - max(versions, default=version)",
+        f"{VALUES} -k oldest_token",
+    ),
+    Mutant(
+        "the KL in the reward is the sampler's",
+        POLICY,
+        'rows.column("trainer_logp" if config.old_logp == "recompute" else "old_logp")',
+        'rows.column("old_logp")',
+        f"{VALUES} -k kl_in_the_reward",
+    ),
+    Mutant(
+        "a resumed schedule begins at the configured rate",
+        LEARNER,
+        'kept = ("lr", "initial_lr") if engine.lr_scheduler is not None else ()',
+        "kept = ()",
+        f"{VALUES} -k schedules_rate",
+    ),
+    Mutant(
+        "useful_group_share is inverted",
+        POLICY,
+        "useful_share = len(sampled.useful_groups) / max(1, num_groups)",
+        "useful_share = 1 - len(sampled.useful_groups) / max(1, num_groups)",
+        f"{VALUES} -k useful_groups",
+    ),
+    Mutant(
+        "an adaptive horizon reads the truncated share of the successes",
+        "rllm_gym/callbacks/scaling_inter.py",
+        'metrics["horizon_fraction"] / failed',
+        'metrics["horizon_fraction"] / metrics["success_rate"]',
+        f"{VALUES} -k share_of_the_failures",
     ),
 ]
 

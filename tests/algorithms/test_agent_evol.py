@@ -11,6 +11,7 @@ from rllm_gym.algorithms.agent_evol import AgentEvol, AgentEvolConfig
 from rllm_gym.checkpoints import CheckpointInfo, write_origin
 from rllm_gym.data import SampleFile, read_episodes
 from rllm_gym.errors import ConfigError
+from rllm_gym.types import EndReason, Episode, Stream, TaskGroup, Turn
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 from tests.algorithms.offline_helpers import offline_config
 
@@ -61,6 +62,7 @@ def test_base_data_are_cloned_first_and_merged_into_every_generation(tiny_model,
     assert not not_finite(result)
 
 
+@pytest.mark.promise
 def test_each_generation_begins_with_the_base_model_and_a_fresh_optimizer_if_told_so(tiny_model, build):
     algo = build(evol_config(tiny_model, data="expert", restart_from_base=True, num_cloning_epochs=3))
     before = module_weights(algo)
@@ -86,6 +88,7 @@ def kept_of(algo, episodes) -> SampleFile:
     return kept
 
 
+@pytest.mark.promise
 def test_of_each_task_the_first_successes_are_kept_and_data_accumulate_over_generations(tiny_model, build, tmp_path):
     config = evol_config(tiny_model, keep="threshold", threshold=0.0, keep_per_item=2, accumulates=True)
     algo = build(config)
@@ -105,6 +108,7 @@ def test_of_each_task_the_first_successes_are_kept_and_data_accumulate_over_gene
     assert equal(straight, module_weights(algo))
 
 
+@pytest.mark.promise
 def test_an_episode_counts_by_its_return_or_not_at_all_below_the_threshold(tiny_model, build):
     algo = build(evol_config(tiny_model))
     groups = algo.task_sampler.groups(0, 4)
@@ -183,3 +187,26 @@ def test_a_generation_that_was_killed_twice_is_looked_for_in_all_its_trials(tmp_
 def test_what_cannot_work_is_said_before_anything_starts(tiny_model, options, message):
     with pytest.raises(ConfigError, match=message):
         evol_config(tiny_model, **options).validate()
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("item_ids", [[f"task_{k}" for k in range(6)], [None] * 6])
+def test_of_tasks_that_are_drawn_by_seed_one_success_each_is_kept(tiny_model, tmp_path, caplog, item_ids):
+    def episode(k, item_id, reward=1.0):
+        turn = Turn(np.array([5, 6, k]), np.array([7, 8]), np.zeros(2, np.float32), 0, 0, reward=reward)
+        streams = {"agent": Stream("agent", "default_policy", [turn])}
+        group = TaskGroup((0, 0, k), item_id, 2)
+        return Episode(f"e{k}", group, 0, k, item_id=item_id, streams=streams, end_reason=EndReason.TERMINATED)
+
+    def kept(**options):
+        algo = object.__new__(AgentEvol)
+        algo.config, out = AgentEvolConfig().training(base_model=str(tiny_model), **options), SampleFile(tmp_path)
+        played = [episode(k, item_id) for k, item_id in enumerate(item_ids)]
+        algo._keep([*played, *played, episode(9, "failed", 0.0)], out)
+        return len(out)
+
+    assert kept() == 6  # the second of each task is not kept
+    assert kept(keep_per_item=None) == 12
+    assert not caplog.records
+    assert kept(keep="reward") == 6
+    assert "keep: reward: 1 of 13 episodes are left out" in caplog.text

@@ -56,6 +56,7 @@ def ipo(margin):
     return 0.9 * (margin - 10.0) ** 2 + 0.1 * (margin + 10.0) ** 2  # 1 / (2 beta) = 10
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("kind", "loss_of_margin"), [("sigmoid", sigmoid), ("ipo", ipo)])
 def test_the_gradient_is_that_of_the_mean_over_pairs_however_they_are_cut(tiny_model, kind, loss_of_margin):
     pairs = make_pairs(6)
@@ -123,6 +124,7 @@ def pairs_file(path, count=12):
     return str(path)
 
 
+@pytest.mark.promise
 def test_a_restored_run_keeps_its_reference_and_goes_on_bit_for_bit(tiny_model, build, tmp_path):
     data = pairs_file(tmp_path / "pairs.json")
     algo = build(offline_config(DPOConfig(), tiny_model, env=None, data=data, samples_per_step=8))

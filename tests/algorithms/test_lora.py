@@ -15,7 +15,7 @@ from rllm_gym.evaluation.export import export_policy
 from tests.algorithms.algorithm_helpers import distance, module_weights, not_finite, toy_config
 from tests.algorithms.offline_helpers import offline_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
 
 LORA = {
     "lora": {"r": 8, "lora_alpha": 32}, "lr": 1e-2, "env_config": {"num_turns": 2}, "groups_per_step": 4,

@@ -23,7 +23,7 @@ from tests.learner.learner_helpers import (
     weights,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
 
 UNCLIPPED = {"clip_low": 1e9, "clip_high": 1e9}
 METHODS = {

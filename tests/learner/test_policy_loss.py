@@ -25,7 +25,7 @@ EPSILON = 1e-4  # of AdamW: at 1e-8 a gradient that is nothing but rounding woul
 AVERAGES = ("tokens", "sequences", "episodes", "constant")
 CORRECTIONS = [(level, mode) for level in ("token", "sequence") for mode in ("truncate", "mask")]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise]
 
 
 @pytest.fixture(scope="module")
