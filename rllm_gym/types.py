@@ -97,6 +97,21 @@ class Completion:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Probe:
+    """What an engine sampled after a fixed prompt, to be compared with what the trainer says of it.
+
+    Args:
+        loading: how it has loaded its weights, where that is worth a word.
+        unloaded: its parameters that no weight reaches.
+    """
+
+    prompt_ids: list[int]
+    completion: Completion
+    loading: str = ""
+    unloaded: Sequence[str] = ()
+
+
 class Engine(Protocol):
     """Samples completions for many requests at once. One engine serves one policy module."""
 

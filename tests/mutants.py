@@ -155,6 +155,28 @@ MUTANTS = [
         "normalize_std=self.config.normalize_std",
         "normalize_std=True",
     ),
+    # weights in vLLM
+    Mutant(
+        "experts reach vLLM packed",
+        "rllm_gym/weights/checkpoint_form.py",
+        "yield from revert_weight_conversion(lm, {name: weights[name] for name in names}).items()",
+        "yield from {name: weights[name] for name in names}.items()",
+        "tests/rollout/test_vllm_families.py -k Qwen3Moe",
+    ),
+    Mutant(
+        "repacked experts are not repacked anew",
+        "rllm_gym/weights/placement.py",
+        "method.moe_kernel = None",
+        "pass",
+        "tests/rollout/test_vllm_families.py -k Qwen3Moe",
+    ),
+    Mutant(
+        "a sampler that is off goes on",
+        "rllm_gym/training/sync_check.py",
+        "if off <= most and",
+        "if",
+        "tests/wiring/test_sync_check.py -k another",
+    ),
     # weights past the object store
     option("weight_transfer", CONFIG, 'self.weight_transfer == "broadcast" and', "False and"),
     Mutant(

@@ -141,6 +141,13 @@ class LearnerOptions(OptionTable):
             "2, but 0 where one learner trains in float32 and nothing is offloaded."
         ),
     ] = None
+    check_sync: Annotated[
+        Literal["stop", "warn"],
+        Doc(
+            "what to do where the sampler, after the first sync of weights, gives a fixed prompt other "
+            "log-probabilities than the trainer: stop, or say so and go on. Of engines `vllm` and `transformers`."
+        ),
+    ] = "stop"
     weight_transfer: Annotated[
         Literal["auto", "object_store", "broadcast"],
         Doc(

@@ -41,10 +41,27 @@ from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, base_model
 from rllm_gym.rollout.rllib_episode import EpisodeCallbacks, RLlibEpisode, has_episode_callbacks, to_rllib_episode
 from rllm_gym.signals import outlive_sigterm
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import AGENT, Engine, Episode, EpisodeGroup, SampleReply, SamplingParams, TaskGroup
+from rllm_gym.types import (
+    AGENT,
+    CompletionRequest,
+    Engine,
+    Episode,
+    EpisodeGroup,
+    Probe,
+    SampleReply,
+    SamplingParams,
+    TaskGroup,
+)
 from rllm_gym.weights.receiver import Receiver, arriving
 from rllm_gym.weights.sender import TransferError
 from rllm_gym.weights.sync import WeightTransfer
+
+# What is sampled to compare an engine with the trainer: words, numbers and signs, so that many tokens occur.
+PROBE_TEXT = (
+    "Between 1804 and 1912, three rivers (the Elbe, the Oder & the Rhine) rose above 7.35 m; who measured them? "
+    "Answer in one line: `name=value`, then stop. Do not guess!"
+)
+PROBE_TOKENS = 16
 
 
 class LLMEnvRunner(EnvRunner, Checkpointable):
@@ -350,6 +367,23 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         """Return RLlib's form of an episode."""
         is_multi_agent = self.config.is_multi_agent or set(episode.streams) != {AGENT}
         return to_rllib_episode(episode, self._space, is_multi_agent=is_multi_agent)
+
+    def probe(self) -> dict[str, Probe]:
+        """Let each policy's engine that gives a model's log-probabilities go on from a fixed prompt, as in training."""
+        room = min(PROBE_TOKENS, self.config.max_new_tokens)
+        ids = self.chat.encode_chat(self.chat.opening("", PROBE_TEXT), add_generation_prompt=True)
+        ids = ids[: self.config.max_model_len - room]
+        probes = {}
+        for module_id in self._module_ids():
+            engine: Any = self.engines[module_id]
+            if not getattr(engine, "gives_model_logps", False):
+                continue
+            params = replace(self._params[module_id], max_new_tokens=room)
+            engine.submit(CompletionRequest("probe", ids, (), params, seed=0))
+            while not (done := engine.step()):
+                pass
+            probes[module_id] = Probe(ids, done[0], getattr(engine, "loading", ""), getattr(engine, "unloaded", ()))
+        return probes
 
     def take_usage(self) -> dict[str, float]:
         """Return what engines that are paid for have counted since the last call; see their `usage`."""

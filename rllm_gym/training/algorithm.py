@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.errors import RllmGymError
 from rllm_gym.importing import uncollected
 
 with uncollected():
@@ -35,6 +36,7 @@ from rllm_gym.training.evaluation import Evaluation, success_by_split
 from rllm_gym.training.learners import answers, learner_deaths
 from rllm_gym.training.metrics import episode_metrics, metrics_by_env, metrics_by_role
 from rllm_gym.training.samplers import Horizons, NoEnvRunners, Samplers
+from rllm_gym.training.sync_check import sync_faults
 from rllm_gym.training.task_sampler import DifficultySampler, TaskSampler
 from rllm_gym.types import Episode, Sample, SamplingParams, TaskGroup
 from rllm_gym.weights.sync import WeightSync
@@ -85,7 +87,10 @@ class LLMAlgorithm(Algorithm):
         if not config.trains:
             return
         notices, *_ = self.on_all_learners(notices_of)
-        for notice in notices:
+        faults = sync_faults(self)
+        if faults and config.check_sync == "stop":
+            raise RllmGymError(faults[0])
+        for notice in [*notices, *faults]:
             logger.warning(notice)
 
     @property

@@ -13,7 +13,7 @@ from rllm_gym.rollout.beats import StandstillWatch, kill_actor
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.rollout.notices import tell
 from rllm_gym.rollout.policies import OpponentWeights
-from rllm_gym.types import Episode, SampleReply, SamplingParams, TaskGroup
+from rllm_gym.types import Episode, Probe, SampleReply, SamplingParams, TaskGroup
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +246,10 @@ class Samplers:
         for error in self.group.foreach_env_runner(lambda runner: runner.build(), local_env_runner=False):
             if error is not None:
                 raise RllmGymError(f"an EnvRunner {what}: {error}")
+
+    def probes(self) -> list[dict[str, Probe]]:
+        """Return what each runner's engines sample after a fixed prompt, by policy."""
+        return list(self.group.foreach_env_runner(lambda runner: runner.probe(), local_env_runner=False))
 
     def restore(self) -> list[int]:
         """Give the runners that RLlib has restarted the present weights; return their numbers.

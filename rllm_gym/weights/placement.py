@@ -7,7 +7,7 @@ CPU vLLM multiplies with a repacked copy of a layer's weight, which it makes ane
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,3 +124,74 @@ def _checkpoint_name(name: str) -> str:
 def _is_gone(parameter: torch.Tensor) -> bool:
     """Return whether only the repacked copy of a linear layer's weight is left."""
     return parameter.numel() == 0
+
+
+@torch.no_grad()
+def left_as_they_were(model: torch.nn.Module, load: Callable[[], None]) -> list[str]:
+    """Load, and return the names of the parameters of a model of vLLM's that this has left alone.
+
+    They get back what they had; meanwhile there is nothing in any parameter that could pass for a weight.
+    """
+    before = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
+    repacked = {name: layer.cpu_linear for name, layer in model.named_modules() if hasattr(layer, "cpu_linear")}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.fill_(torch.nan)
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in repacked}
+    for layer in layers.values():
+        layer.cpu_linear = None
+    load()
+    left = [name for name, of in model.named_parameters() if of.is_floating_point() and bool(of.isnan().any())]
+    for name in left:
+        model.get_parameter(name).copy_(before[name])
+    for name, layer in layers.items():
+        if layer.cpu_linear is None:
+            layer.cpu_linear = repacked[name]
+            left.append(f"{name}.weight")
+    return sorted(dict.fromkeys(left))
+
+
+class LostWeights:
+    """The weights that vLLM's loading loses, since a model writes them past the loaders of its parameters (gpt-oss).
+
+    Args:
+        model: vLLM's.
+        lost: its parameters that they belong to.
+        names: of all weights, as files hold them.
+
+    Attributes:
+        names: of those that are lost.
+
+    Raises:
+        NoPlaceError: a parameter is of no weight.
+    """
+
+    def __init__(self, model: torch.nn.Module, lost: Sequence[str], names: list[str]) -> None:
+        self._model, mapper = model, getattr(model, "hf_to_vllm_mapper", None)
+        theirs = dict(zip(mapper.apply_list(names) if mapper else names, names, strict=True))
+        self._places = {name: theirs.get(name.replace(".routed_experts.", "."), "") for name in lost}
+        if missing := [name for name, of in self._places.items() if not of]:
+            raise NoPlaceError(f"vLLM leaves its parameter {missing[0]} as it was")
+        self.names = frozenset(self._places.values())
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        layers = dict.fromkeys(name.rpartition(".")[0] for name in self._places)
+        for name, of in self._places.items():
+            weight = weights[of]
+            self._model.get_parameter(name).copy_(weight.mT if weight.ndim == 3 else weight)  # experts stand transposed
+        for layer in map(self._model.get_submodule, layers):
+            if (method := getattr(layer, "quant_method", None)) is not None:
+                method.process_weights_after_loading(layer)
+
+
+def repack_experts_anew(model: torch.nn.Module) -> None:
+    """Let vLLM repack experts as their weights are loaded, which it does for the first time only.
+
+    Workaround for vLLM 0.32 on CPUs: it writes unpacked weights over the repacked ones. It may go once
+    UnquantizedFusedMoEMethod lets its kernel process new weights, too.
+    """
+    for layer in model.modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None

@@ -34,6 +34,8 @@ class TransformersEngine:
             where it is.
     """
 
+    gives_model_logps = True
+
     def __init__(
         self,
         model: str | PreTrainedModel,

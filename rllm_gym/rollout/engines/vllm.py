@@ -18,7 +18,9 @@ for _name, _value in {
 
 import contextlib
 import dataclasses
+import functools
 import gc
+import inspect
 import itertools
 import json
 import logging
@@ -26,7 +28,7 @@ import re
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import SamplingParams as VLLMSamplingParams
+from vllm.config import get_current_vllm_config_or_none
+from vllm.distributed import parallel_state
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -52,8 +56,9 @@ from rllm_gym.rollout.engines import VLLM_FIXED_OPTIONS, check_weight_names
 from rllm_gym.rollout.engines.split_model import all_parts, threads_shared
 from rllm_gym.rollout.engines.token_versions import TokenVersions
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
+from rllm_gym.weights.checkpoint_form import checkpoint_items
 from rllm_gym.weights.format import LORA_A, LORA_B, Tensors
-from rllm_gym.weights.placement import NoPlaceError, WeightPlan
+from rllm_gym.weights.placement import LostWeights, NoPlaceError, WeightPlan, left_as_they_were, repack_experts_anew
 
 logger = logging.getLogger(__name__)
 _ADAPTER_NUMBERS = itertools.count(1)
@@ -97,6 +102,8 @@ class VLLMEngine:
             values: `kv_cache_memory_bytes`, by default 1 GiB on a CPU, or on CUDA `gpu_memory_utilization`.
     """
 
+    gives_model_logps = True
+
     def __init__(
         self,
         model: str,
@@ -114,8 +121,11 @@ class VLLMEngine:
         # On a CPU vLLM would compile a sum that nobody reads, by a C++ compiler, for eight seconds of every start.
         is_eager = current_platform.is_cpu() and options["enforce_eager"]
         self._stance = "force_eager" if is_eager else "default"
-        self._weight_names = _weight_names(model, options.get("trust_remote_code", False))
+        self._lm = _empty_model(model, options.get("trust_remote_code", False))
         self.load: Callable[[Mapping[str, torch.Tensor]], None] | None = None  # chosen with the first weights
+        self.loading = ""  # how, where vLLM does it
+        self.unloaded: Sequence[str] = ()  # parameters that no weight reaches, which vLLM's own loading leaves alone
+        self._lost: LostWeights | None = None
         self._is_asleep = False
         self._engine: LLMEngine | None = _build(
             EngineArgs(
@@ -128,6 +138,7 @@ class VLLMEngine:
                 **options,
             )
         )
+        self._tied = self._tied_heads()
         # Called by close(), by the garbage collector or at exit, whichever comes first, and only once.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine.engine_core.engine_core)  # type: ignore[union-attr]
 
@@ -159,13 +170,14 @@ class VLLMEngine:
         self._versions.forget(request_id)
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
-        check_weight_names("VLLMEngine", state, self._weight_names)
+        check_weight_names("VLLMEngine", state, self._lm.state_dict())
         weights = Tensors(state)
         engine = self._live  # awake: a plan copies to where weights lie on the GPU, and asleep they lie nowhere
         # The choice samples, which requests that are running would notice.
         if self.load is None and not engine.has_unfinished_requests():
             self.load = self._choose_load(weights)
-        (self.load or self.reload)(weights)
+        else:
+            (self.load or self.reload)(weights)
         running = engine.output_processor.request_states.values()
         own = (state for state in running if state.lora_request in (None, self.no_adapter))  # not of other policies
         num_tokens = {state.external_req_id: state.detokenizer.num_output_tokens() for state in own}
@@ -175,12 +187,25 @@ class VLLMEngine:
 
     def reload(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Let vLLM load weights, as it loads a checkpoint's; `load_weights` copies them where that does the same."""
-        items = list(weights.items()) if self._is_split else weights.items()  # a list can travel
+        kept: dict[str, torch.Tensor] = {}
+
+        def coming() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, weight in checkpoint_items(self._lm, weights):
+                if self._lost is not None and name in self._lost.names:
+                    kept[name] = weight
+                if name not in self._tied:
+                    yield name, weight
+
+        items = list(coming()) if self._is_split else coming()  # a list can travel
+        if current_platform.is_cpu() and not self._is_split:
+            self._live.apply_model(repack_experts_anew)
         with self._watched():
             self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(items)})
+        if self._lost is not None:
+            self._lost.load(kept)
 
     def _choose_load(self, weights: Mapping[str, torch.Tensor]) -> Callable[[Mapping[str, torch.Tensor]], None]:
-        """Return what loads weights: a plan, if marked ones give the same with it and with vLLM's own loading."""
+        """Load weights, and return what does: a plan, if marked ones give the same with it and with vLLM's loading."""
         try:
             plan = self._plan(weights)
             marked = plan.marked(weights)
@@ -188,12 +213,28 @@ class VLLMEngine:
             planned = self._look()
             self.reload(marked)
             if planned == self._look():
+                plan.load(weights)
                 return plan.load
             reason = "the same weights give other log-probabilities"
         except NoPlaceError as error:
             reason = str(error)
-        logger.warning("VLLMEngine: weights are loaded by vLLM, several times slower than copied: %s.", reason)
+        self.loading = f"weights are loaded by vLLM, several times slower than copied: {reason}"
+        logger.warning("VLLMEngine: %s.", self.loading)
+        if self._is_split:
+            self.reload(weights)
+        else:
+            self._reload_all(weights)
         return self.reload
+
+    def _reload_all(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Let vLLM load weights, find out which parameters that leaves as they were, and load these, too."""
+        [model] = self._live.apply_model(lambda model: model)
+        self.unloaded = left_as_they_were(model, lambda: self.reload(weights))
+        if self.unloaded:
+            names = [name for name, _ in checkpoint_items(self._lm, self._lm.state_dict())]
+            with contextlib.suppress(NoPlaceError):
+                self._lost = LostWeights(model, self.unloaded, names)
+                self.unloaded = left_as_they_were(model, lambda: self.reload(weights))
 
     def _plan(self, weights: Mapping[str, torch.Tensor]) -> WeightPlan:
         config = self._live.vllm_config
@@ -203,6 +244,16 @@ class VLLMEngine:
             raise NoPlaceError(f"the model is quantized ({method})")
         [model] = self._live.apply_model(lambda model: model)
         return WeightPlan(model, {name: tuple(weight.shape) for name, weight in weights.items()})
+
+    def _tied_heads(self) -> frozenset[str]:
+        """Return the names of heads that are the embedding, where vLLM's model has no head of its own to load."""
+        names: dict[int, list[str]] = {}
+        for name, parameter in self._lm.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        head = getattr(self._lm, "get_output_embeddings", lambda: None)()
+        tied = names.get(id(getattr(head, "weight", None)), [])
+        [has_head, *_] = self._live.apply_model(_has_head)
+        return frozenset(name for name in tied[1:] if not has_head)
 
     def _look(self) -> list[float]:
         """Return what is sampled, and its log-probabilities: so hot that these are not near 0."""
@@ -369,15 +420,46 @@ def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _weight_names(model: str, trust_remote_code: bool) -> set[str]:
-    """Return the names in the Hugging Face model's state_dict, tied ones too, without allocating its weights."""
+def _empty_model(model: str, trust_remote_code: bool) -> Any:
+    """Return the Hugging Face model without its weights: it knows their names, and how its files hold them."""
     config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        return set(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code).state_dict())
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _spare_transformers(model: torch.nn.Module) -> None:
+    """Let transformers' models that are made outside an engine be what they were.
+
+    Workaround for vLLM 0.32: where it runs a model by transformers' code (OLMo 2), it changes transformers' class, and
+    all objects of it want an engine's configuration. It may go once vLLM changes a class of its own.
+    """
+    classes: set[Any] = {type(layer) for layer in model.modules() if hasattr(layer, "do_not_compile")}
+    for cls in classes:
+        if cls.__module__.startswith("transformers.") and "do_not_compile" not in vars(cls):
+            vllms = cls.__init__
+            own = inspect.getclosurevars(vllms).nonlocals["old_init"]
+            cls.do_not_compile = True
+            cls.__init__ = _init_in_engines(vllms, own)
+
+
+def _init_in_engines(vllms: Callable[..., None], own: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(own)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        (own if get_current_vllm_config_or_none() is None else vllms)(self, *args, **kwargs)
+
+    return init
+
+
+def _has_head(model: torch.nn.Module) -> bool:
+    return any(name.rpartition(".")[2] == "lm_head" for name, _ in model.named_modules())
 
 
 def _build(args: EngineArgs) -> LLMEngine:
     set_num_threads = torch.set_num_threads
+    # Workaround for vLLM 0.32: the first engine of a process makes the group of experts, and only if it has some. In
+    # one process the group of tensors is the same. It may go once vLLM makes the group when it is missing.
+    if parallel_state._TP is not None and parallel_state._EP is None:
+        parallel_state._EP = parallel_state._TP
     gc.freeze()  # as vLLM itself does at the end, until `_shut_down`: it has garbage collected four times on its way
     try:
         with uncollected(), threads_shared(args.tensor_parallel_size * args.pipeline_parallel_size):
@@ -388,6 +470,8 @@ def _build(args: EngineArgs) -> LLMEngine:
         # Workaround for vLLM 0.32: its CPU worker replaces it by a function that does nothing, for everybody in this
         # process. It may go once the worker binds its threads without that.
         torch.set_num_threads = set_num_threads
+    if args.tensor_parallel_size * args.pipeline_parallel_size == 1:
+        engine.apply_model(_spare_transformers)
     # Workaround for vLLM 0.32: its finalizer destroys the process's torch.distributed groups, which belong to the other
     # engines and to a trainer beside it, too. Ours leaves them: they are of size one and cost nothing. It may go once
     # vLLM destroys only the groups that it has made.

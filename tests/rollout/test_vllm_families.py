@@ -1,0 +1,97 @@
+"""New weights reach all of vLLM's parameters, whatever the model: experts, tied heads, transformers' own code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rllm_gym.models import attention_of
+from rllm_gym.rollout.engines.vllm import VLLMEngine
+from rllm_gym.rollout.policies import EngineWeights
+from rllm_gym.weights.checkpoint_form import checkpoint_items
+from rllm_gym.weights.format import LORA_A, LORA_B
+from tests.families import make_family
+from tests.rollout.engine_helpers import forward_logp, make_request, run
+
+pytestmark = pytest.mark.xdist_group("vllm")
+
+PROMPT = list(range(40, 80))
+
+
+def make_engine(folder):
+    return VLLMEngine(str(folder), max_model_len=256, max_num_seqs=8, options={"kv_cache_memory_bytes": 2**26})
+
+
+def load(folder):
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if attention_of(lm.config):
+        lm.set_attn_implementation("eager")
+    return lm.eval()
+
+
+def change(lm):
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+def off_by(engine, lm):
+    [completion] = run(engine, make_request("r", prompt=PROMPT, seed=1))
+    return abs(forward_logp(lm, PROMPT, completion.token_ids) - completion.logp).max()
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss", "Gemma2"])
+def test_new_weights_reach_vllm(family, tmp_path):
+    lm, engine = load(make_family(family, tmp_path)), make_engine(tmp_path)
+    try:
+        assert off_by(engine, lm) < 1e-4
+        for version in (1, 2):
+            change(lm)
+            engine.load_weights(lm.state_dict(), version)
+            assert off_by(engine, lm) < 1e-4
+            assert not engine.unloaded
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_policies_with_and_without_experts_share_a_process_in_any_order(tmp_path):
+    pairs = [(load(make_family(f, tmp_path / f)), make_engine(tmp_path / f)) for f in ("Qwen2", "Mixtral", "Olmo2")]
+    try:
+        for lm, engine in pairs:
+            change(lm)
+            engine.load_weights(lm.state_dict(), 1)
+        assert [off_by(engine, lm) < 1e-4 for lm, engine in pairs] == [True] * 3
+    finally:
+        for _, engine in pairs:
+            engine.close()
+
+
+def test_what_vllm_leaves_as_it_was_is_named_and_has_its_old_value(tmp_path, monkeypatch):
+    lm, engine = load(make_family("Gemma2", tmp_path)), make_engine(tmp_path)
+    name = "model.layers.1.pre_feedforward_layernorm.weight"
+    try:
+        change(lm)
+        old = engine._live.apply_model(lambda model: model.get_parameter(name).clone())[0]
+        monkeypatch.setattr(
+            "rllm_gym.rollout.engines.vllm.checkpoint_items",
+            lambda lm, weights: (item for item in checkpoint_items(lm, weights) if item[0] != name),
+        )
+        engine._reload_all(lm.state_dict())
+        assert list(engine.unloaded) == [name]
+        assert torch.equal(engine._live.apply_model(lambda model: model.get_parameter(name))[0], old)
+    finally:
+        engine.close()
+
+
+def test_a_lora_policy_is_loaded_beside_a_model_that_vllm_runs_by_transformers_code(tmp_path):
+    engine = make_engine(make_family("Olmo2", tmp_path))
+    weights = EngineWeights({"p": engine}, {"p": str(tmp_path)}, dtype="float32", opponents={}, adapter_hosts={})
+    name = "model.layers.0.self_attn.q_proj.weight"
+    try:
+        weights.load_policies({"p": {name + LORA_A: torch.zeros(4, 64), name + LORA_B: torch.zeros(64, 4)}}, 1)
+        assert engine.policy_version == 1
+    finally:
+        engine.close()
