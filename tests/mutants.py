@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "dropout left on",
         "rllm_gym/learner/rl_module.py",
-        "        _disable_dropout(self.lm)\n",
+        "        self.lm.eval()\n",
         "",
         f"{JOINTS} -k dropout",
     ),
@@ -529,8 +529,8 @@ MUTANTS = [
     Mutant(
         "weights that cannot travel",
         "rllm_gym/rollout/engines/vllm.py",
-        "list(weights.items()) if self._is_split else weights.items()",
-        "weights.items()",
+        "list(coming()) if self._is_split else coming()",
+        "coming()",
         "tests/rollout/test_split_model.py -k every_part",
     ),
     Mutant(

@@ -142,6 +142,18 @@ def _head(lm: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @torch.no_grad()
+def check_repeats(lm: PreTrainedModel) -> None:
+    """Make sure that the model says the same of the same tokens twice, also in the mode in which it is trained."""
+    tokens = (torch.arange(32) % lm.config.get_text_config().vocab_size)[None].to(lm.device)
+    one, two = (lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state for _ in range(2))
+    if not torch.allclose(one, two, rtol=1e-3, atol=1e-3):
+        raise ConfigError(
+            f"LLMModule: a policy must draw nothing in its forward passes; got {type(lm).__name__}, in which dropout "
+            "stays on. Set its rates to 0 in config.json, or gradient_checkpointing: false."
+        )
+
+
+@torch.no_grad()
 def check_head(lm: PreTrainedModel) -> None:
     """Make sure that hidden states through the output embedding are this model's logits."""
     tokens = torch.arange(4)[None] % lm.config.vocab_size

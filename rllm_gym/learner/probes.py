@@ -49,6 +49,12 @@ def notices_of(learner: Any) -> list[str]:
         notices.append(f"packing: auto: rows hold one sequence each, for base_model cannot tell more apart: {fault}")
     if learner.sharing_fault and config.share_prefixes is True:
         notices.append(f"share_prefixes: nothing is shared, for base_model cannot: {learner.sharing_fault}")
+    for module_id, module in learner.module.items():
+        sizes = [(weight.ndim, weight.numel()) for weight in module.bare_lm.parameters()]
+        num_experts = sum(size for ndim, size in sizes if ndim > 2)
+        if num_experts and module.model_config["lora"] is not None:
+            share = num_experts / sum(size for _, size in sizes)
+            notices.append(f"lora: {module_id} trains its linear layers; experts, {share:.0%} of it, stay as they are")
     has_16_bits = config.weight_dtype != "float32" or any(e.torch_autocast_enabled() for e in learner.engines.values())
     if has_16_bits and device.type == "cpu" and not multiplies_in_16_bits(torch.cpu.get_capabilities()):
         notices.append(

@@ -15,7 +15,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import leave_out_scipy
 from rllm_gym.learner.block_attention import attend_by_blocks
-from rllm_gym.learner.logps import HiddenStates, check_head, logps_of, read
+from rllm_gym.learner.logps import HiddenStates, check_head, check_repeats, logps_of, read
 from rllm_gym.learner.recomputation import recompute_activations
 from rllm_gym.models import attention_of, resolve_base_model
 from rllm_gym.weights.format import LORA_A, LORA_B, arrays_to_send
@@ -52,15 +52,29 @@ class LanguageModule(TorchRLModule):
     def setup(self) -> None:
         settings = self.model_config
         self.lm = self.load(settings["base_model"], settings["dtype"])
-        _disable_dropout(self.lm)
         if settings["lora"] is not None:
             self.lm = _add_lora(self.lm, settings["lora"])
+        _disable_dropout(self.lm)
         if settings["gradient_checkpointing"]:
             recompute_activations(self.lm, is_selective=settings["gradient_checkpointing"] == "selective")
+        self.train()
+        check_repeats(self.bare_lm)
 
     def load(self, base_model: str, dtype: str) -> PreTrainedModel:
         """Return the model that `lm` is, without an adapter."""
         raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Any:
+        """Let the language model evaluate, also where it is trained: nothing may be drawn that was not sampled from.
+
+        Dropout, dropped layers and a router's jitter are all off. Layers that recompute ask whether they train.
+        """
+        super().train(mode)
+        self.lm.eval()
+        for layer in self.lm.modules() if self.model_config["gradient_checkpointing"] else ():
+            if hasattr(layer, "gradient_checkpointing"):
+                layer.training = mode
+        return self
 
     @property
     def has_samples(self) -> bool:
@@ -188,12 +202,12 @@ class LLMModule(LanguageModule):
 
 
 def _disable_dropout(lm: PreTrainedModel) -> None:
-    """Make training passes give the probabilities that were sampled from."""
+    """Set every rate of dropout to 0: a layer that recomputes is in training mode, and may draw by itself."""
     for module in lm.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):  # elsewhere it is a Dropout
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+        for name, value in vars(module).items():
+            is_rate = "drop" in name or (name == "p" and isinstance(module, torch.nn.modules.dropout._DropoutNd))
+            if is_rate and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
@@ -203,7 +217,14 @@ def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
         raise ConfigError('LLMModule: lora needs the peft package: pip install "rllm-gym[lora]".') from error
     # A backbone without its language-model head has nothing to generate with.
     task_type = "CAUSAL_LM" if lm.get_output_embeddings() is not None else "FEATURE_EXTRACTION"
-    adapted = get_peft_model(lm, LoraConfig(**{"target_modules": "all-linear", "task_type": task_type, **settings}))
+    # By their names: of "all-linear" peft makes experts, too, which are no linear layers. A policy has no dropout.
+    settings = {"target_modules": _linear_layers(lm), "task_type": task_type, **settings, "lora_dropout": 0.0}
+    adapted = get_peft_model(lm, LoraConfig(**settings))
+    if experts := [name for name, layer in adapted.named_modules() if hasattr(layer, "parameter_name")]:
+        raise ConfigError(
+            f"LLMModule: of lora only the factors of linear layers reach the samplers; got {experts[0]!r}, which is a "
+            "parameter of experts. Leave target_modules and target_parameters out, which trains the linear layers."
+        )
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and not re.search(r"\.lora_[AB]\.\w+\.weight$", name):
             raise ConfigError(
@@ -211,6 +232,14 @@ def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
                 "Leave out what asks for it: modules_to_save, bias, use_dora, embeddings as target_modules."
             )
     return adapted
+
+
+def _linear_layers(lm: PreTrainedModel) -> list[str]:
+    """Return the names of what peft calls all linear layers: those before the head."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = lm.get_output_embeddings()
+    return [n for n, layer in lm.named_modules() if isinstance(layer, (torch.nn.Linear, Conv1D)) and layer is not head]
 
 
 def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:

@@ -66,6 +66,9 @@ class AdaptedWeights(Mapping[str, torch.Tensor]):
 
     def __init__(self, base: Mapping[str, torch.Tensor], adapter: Mapping[str, Any]) -> None:
         self._base, self._adapter = base, {name: torch.as_tensor(value) for name, value in adapter.items()}
+        for name in self._adapter:
+            if name.removesuffix(LORA_A).removesuffix(LORA_B) not in base:
+                raise KeyError(f"the adapter's {name} is of no weight of its base model")
 
     def __getitem__(self, name: str) -> torch.Tensor:
         weight = self._base[name]

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.logps import sampled_logps
+from rllm_gym.learner.probes import notices_of
 from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, received
+from tests.families import make_family
 from tests.learner.learner_helpers import (
     MODULE,
     largest,
@@ -152,3 +154,43 @@ def test_a_model_whose_head_is_not_its_output_embedding_is_refused(tiny_model, m
 
     with pytest.raises(ConfigError, match="Scaled does not compute its logits"):
         check_head(Scaled.from_pretrained(tiny_model))
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("family", "rates"),
+    [
+        ("OPT", {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+        ("Starcoder2", {"residual_dropout": 0.5, "embedding_dropout": 0.5, "attention_dropout": 0.5}),
+        ("XGLM", {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5, "layerdrop": 0.5}
+         | {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 2}),
+        ("Mixtral", {"num_local_experts": 4, "router_jitter_noise": 0.9}),
+    ],
+)  # fmt: skip
+def test_nothing_is_dropped_in_training_whatever_the_model(family, rates, gradient_checkpointing, tmp_path):
+    folder = make_family(family, tmp_path, **rates)
+    options = {"gradient_checkpointing": gradient_checkpointing, "lora": {"r": 4, "lora_dropout": 0.5}}
+    module = make_group(make_config(folder, **options))._learner.module[MODULE]
+    module.train()
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.1)
+    tokens = torch.randint(0, 250, (2, 40), generator=torch.Generator().manual_seed(0))
+    batch = {"tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
+    one, two = (module.forward_train(batch)["logp"] for _ in range(2))
+    assert torch.equal(one, two) and one.requires_grad
+
+
+def test_of_experts_no_adapter_is_made_in_silence(tmp_path, caplog):
+    folder = make_family("Mixtral", tmp_path)
+    group = make_group(make_config(folder, lora={"r": 4}))
+    names = synced(group)
+    assert names and all("self_attn" in name for name in names)
+    [notice] = [line for line in notices_of(group._learner) if line.startswith("lora")]
+    assert "experts, " in notice and notice.endswith("% of it, stay as they are")
+    with pytest.raises(ConfigError, match=r"got '.*mlp.experts.*', which is a parameter of experts"):
+        make_group(make_config(folder, lora={"r": 4, "target_parameters": ["mlp.experts.gate_up_proj"]}))
+    with pytest.raises(KeyError, match="is of no weight of its base model"):
+        AdaptedWeights({}, names)
