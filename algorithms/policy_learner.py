@@ -19,6 +19,7 @@ from rllm_gym.algorithms.functional import (
 from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
 from rllm_gym.learner.logps import logps_of, read
 from rllm_gym.learner.rl_module import load_language_model
+from rllm_gym.rotary import fix_rotary_frequencies
 
 
 class PolicyLearner(DeepSpeedLearner):
@@ -59,6 +60,7 @@ class PolicyLearner(DeepSpeedLearner):
             base_model = policy.model_config["base_model"]
             if policy.model_config["lora"] is None and base_model not in self._reference_lms:
                 lm = load_language_model(base_model, self.config.weight_dtype).to(self._device)
+                fix_rotary_frequencies(lm, self.config.max_model_len)
                 self._reference_lms[base_model] = lm.requires_grad_(False).eval()
 
     @override(DeepSpeedLearner)

@@ -177,6 +177,13 @@ MUTANTS = [
         "if",
         "tests/wiring/test_sync_check.py -k another",
     ),
+    Mutant(
+        "frequencies follow what a row holds",
+        "rllm_gym/rotary.py",
+        'return rope_type == "longrope" or "dynamic" in rope_type',
+        "return False",
+        "tests/learner/test_rotary_frequencies.py -k neighbours",
+    ),
     # weights past the object store
     option("weight_transfer", CONFIG, 'self.weight_transfer == "broadcast" and', "False and"),
     Mutant(

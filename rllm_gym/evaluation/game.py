@@ -138,9 +138,11 @@ def _measured(
 def _language_model(policy: Policy, config: Any, module_id: str) -> tuple[Any, ChatTokenizer]:
     """Return the policy's model, with its adapters, and what it reads and writes with."""
     from rllm_gym.learner.rl_module import load_language_model
+    from rllm_gym.rotary import fix_rotary_frequencies
 
     if policy.checkpoint is None:
         lm = load_language_model(config.base_model, config.weight_dtype)
+        fix_rotary_frequencies(lm, config.max_model_len)
     else:
         lm = load_policy(module_folder(policy.checkpoint, module_id)).bare_lm
     return lm.eval(), ChatTokenizer(*_tokenizer_of(config), vocab_size=lm.config.get_text_config().vocab_size)

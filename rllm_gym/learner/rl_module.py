@@ -18,6 +18,7 @@ from rllm_gym.learner.block_attention import attend_by_blocks
 from rllm_gym.learner.logps import HiddenStates, check_head, check_repeats, logps_of, read
 from rllm_gym.learner.recomputation import recompute_activations
 from rllm_gym.models import attention_of, resolve_base_model
+from rllm_gym.rotary import fix_rotary_frequencies
 from rllm_gym.weights.format import LORA_A, LORA_B, arrays_to_send
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ State = dict[str, Any]
 
 
 def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
-    """Load a causal language model; `base_model` is what `rllm_gym.models.resolve_base_model` takes."""
+    """Load a causal language model; `base_model` is what `rllm_gym.models.resolve_base_model` takes.
+
+    Its rotary frequencies are those of the longest sequences; see `fix_rotary_frequencies` for shorter ones.
+    """
     leave_out_scipy()
     from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, see libraries.py
 
@@ -35,6 +39,7 @@ def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
     attention = attention_of(AutoConfig.from_pretrained(model))
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation=attention)
     lm.config.use_cache = False
+    fix_rotary_frequencies(lm)
     attend_by_blocks(lm)
     return lm
 
@@ -42,7 +47,7 @@ def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
 class LanguageModule(TorchRLModule):
     """What policies and critics share: a language model `lm`, perhaps with LoRA, and its weights under ZeRO.
 
-    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`.
+    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `max_model_len`.
     """
 
     # Set by the learner where DeepSpeed holds the weights in shards (ZeRO-3): a context in which they are whole.
@@ -52,6 +57,7 @@ class LanguageModule(TorchRLModule):
     def setup(self) -> None:
         settings = self.model_config
         self.lm = self.load(settings["base_model"], settings["dtype"])
+        fix_rotary_frequencies(self.lm, settings.get("max_model_len"))
         if settings["lora"] is not None:
             self.lm = _add_lora(self.lm, settings["lora"])
         _disable_dropout(self.lm)

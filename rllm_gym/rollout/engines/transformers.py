@@ -15,6 +15,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.models import attention_of
 from rllm_gym.rollout.engines import check_options, check_weight_names
 from rllm_gym.rollout.engines.token_versions import TokenVersions
+from rllm_gym.rotary import fix_rotary_frequencies
 from rllm_gym.types import Completion, CompletionRequest, SamplingParams
 from rllm_gym.weights.format import Tensors
 
@@ -63,6 +64,7 @@ class TransformersEngine:
                 f"got {max_model_len}. Lower it."
             )
         self.max_context_tokens: int = max_model_len or num_positions
+        fix_rotary_frequencies(self._model, self.max_context_tokens)
         self.policy_version = 0
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Running] = deque()
