@@ -15,12 +15,13 @@ TINY_MODEL_DIR = Path(__file__).parent / "assets" / "tiny"
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # Whatever a tokenizer may consist of, and the config.json, by which transformers tells tokenizers of older forms apart.
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "added_tokens.json",
-    "additional_chat_templates/*",
     "chat_template.jinja",
     "config.json",
     "merges.txt",
+    "sentencepiece*",
+    "spiece.model",
     "special_tokens_map.json",
     "tokenizer*",
     "vocab*",
@@ -89,7 +90,7 @@ def resolve_tokenizer(name: str | Path, *, timeout_s: float = 10.0) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(base_model, allow_patterns=list(_TOKENIZER_FILES)))
+        return Path(snapshot_download(base_model, allow_patterns=list(TOKENIZER_FILES)))
     except Exception as error:  # whatever it is, the caller gets it in one line
         raise _not_found(text, f"its tokenizer cannot be downloaded: {_in_one_line(error)}") from error
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from rllm_gym.checkpoints import module_folder, module_ids, read_config
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.models import TOKENIZER_FILES, resolve_tokenizer
 
 
 def policy_ids(checkpoint: Path, config: Any) -> list[str]:
@@ -36,11 +39,35 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
     chat = _chat_tokenizer(base_model, config.chat_template)
     lm.config.use_cache = True  # training has no use for it
-    lm.generation_config.eos_token_id = list(chat.stop_ids)  # generate() must end with the turn
+    lm.generation_config = _generation_config(lm.generation_config, list(chat.stop_ids))
     lm.save_pretrained(folder)
-    chat.tokenizer.chat_template = chat.chat_template
-    chat.tokenizer.save_pretrained(folder)
+    _write_tokenizer(resolve_tokenizer(base_model), folder, chat.chat_template)
     return chosen
+
+
+def _generation_config(found: Any, stop_ids: list[int]) -> Any:
+    """Return a configuration with which generate() ends with the turn; what transformers refuses to save is left out."""
+    found.eos_token_id = stop_ids
+    try:
+        found.validate(strict=True)
+    except ValueError:  # published ones set a temperature without do_sample, for one
+        return type(found)(eos_token_id=stop_ids, pad_token_id=found.pad_token_id, bos_token_id=found.bos_token_id)
+    return found
+
+
+def _write_tokenizer(source: Path, folder: Path, chat_template: str) -> None:
+    """Copy the files that the run has read: what transformers writes may split a text into other tokens."""
+    for pattern in TOKENIZER_FILES:
+        for file in source.glob(pattern):
+            if file.is_file() and file.name != "config.json":  # the model's, which is there
+                (folder / file.relative_to(source)).parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, folder / file.relative_to(source))
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file():
+        kept = json.loads(settings.read_text(encoding="utf-8"))
+        kept.pop("chat_template", None)
+        settings.write_text(json.dumps(kept, indent=2, ensure_ascii=False), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
 
 
 def choose_policy(checkpoint: Path, known: list[str], module: str | None) -> str:

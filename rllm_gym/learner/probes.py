@@ -57,8 +57,8 @@ def notices_of(learner: Any) -> list[str]:
             notices.append(f"lora: {module_id} trains its linear layers; experts, {share:.0%} of it, stay as they are")
     if config.weight_dtype != "float32" and any(m.model_config["lora"] is not None for m in learner.module.values()):
         notices.append(
-            f"lora: in {config.weight_dtype} about half of a young adapter's effect is lost to rounding, in the sampler "
-            "and in the trainer; in float32 none is. Set dtype: float32 where there is the memory."
+            f"lora: in {config.weight_dtype} about half of a young adapter's effect is lost to rounding, in the "
+            "sampler and in the trainer; in float32 none is. Set dtype: float32 where there is the memory."
         )
     has_16_bits = config.weight_dtype != "float32" or any(e.torch_autocast_enabled() for e in learner.engines.values())
     if has_16_bits and device.type == "cpu" and not multiplies_in_16_bits(torch.cpu.get_capabilities()):

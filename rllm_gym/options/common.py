@@ -43,8 +43,8 @@ class ModelOptions(OptionTable):
     lora: Annotated[
         dict | None,
         Doc(
-            "arguments of `peft.LoraConfig`, such as `{r: 16, lora_alpha: 32}`; null trains all weights. Dropout is off. "
-            "With 16 bits about half of a young adapter's effect is lost to rounding."
+            "arguments of `peft.LoraConfig`, such as `{r: 16, lora_alpha: 32}`; null trains all weights. Dropout is "
+            "off. With 16 bits about half of a young adapter's effect is lost to rounding."
         ),
     ] = None
 
