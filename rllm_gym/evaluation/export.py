@@ -46,7 +46,7 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
 
 
 def _generation_config(found: Any, stop_ids: list[int]) -> Any:
-    """Return a configuration with which generate() ends with the turn; what transformers refuses to save is left out."""
+    """Return a configuration with which generate() ends with the turn; what transformers will not save is left out."""
     found.eos_token_id = stop_ids
     try:
         found.validate(strict=True)

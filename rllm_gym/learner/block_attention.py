@@ -45,6 +45,7 @@ def reads_blocks(lm: PreTrainedModel, device: torch.device) -> bool:
 
 def sees_only_what_is_near(config: Any) -> bool:
     """Return whether some of a model's layers attend to a window."""
+    config = config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     return bool(kinds or getattr(config, "sliding_window", None))
 

@@ -245,7 +245,7 @@ class DeepSpeedLearner(WeightSender):
         )
         count = int(self.all_reduce(torch.tensor(len(parts)), dist.ReduceOp.MAX))
         parts += [MicroBatch.filler(batch)] * (count - len(parts))
-        chunk_tokens = tokens_per_chunk(self.module[module_id].lm.config.vocab_size)
+        chunk_tokens = tokens_per_chunk(self.module[module_id].lm.config.get_text_config().vocab_size)
         chunks = torch.tensor([count_chunks(int(part.batch.mask.sum()), chunk_tokens) for part in parts])
         for part, num_chunks in zip(parts, self.all_reduce(chunks, dist.ReduceOp.MAX).tolist(), strict=True):
             yield part.with_chunks(num_chunks)

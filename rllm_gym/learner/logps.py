@@ -51,7 +51,7 @@ def logps_of(
         tokens_BT[row_N, column_N + 1],
         _head(lm),
         temperature=temperature,
-        chunk_tokens=tokens_per_chunk(lm.config.vocab_size),
+        chunk_tokens=tokens_per_chunk(lm.config.get_text_config().vocab_size),
         num_chunks=batch.get("num_chunks", 1),
         has_entropy_gradient=has_entropy_gradient,
     )
@@ -135,7 +135,7 @@ def _chunk(
 
 def _head(lm: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     output = lm.get_output_embeddings()
-    softcap = getattr(lm.config, "final_logit_softcapping", None)
+    softcap = getattr(lm.config.get_text_config(), "final_logit_softcapping", None)
     if not softcap:
         return output
     return lambda hidden: torch.tanh(output(hidden) / softcap) * softcap
@@ -156,7 +156,7 @@ def check_repeats(lm: PreTrainedModel) -> None:
 @torch.no_grad()
 def check_head(lm: PreTrainedModel) -> None:
     """Make sure that hidden states through the output embedding are this model's logits."""
-    tokens = torch.arange(4)[None] % lm.config.vocab_size
+    tokens = torch.arange(4)[None] % lm.config.get_text_config().vocab_size
     mask = torch.ones_like(tokens, dtype=torch.bool)
     was_training = lm.training
     lm.eval()
