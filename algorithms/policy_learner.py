@@ -56,10 +56,11 @@ class PolicyLearner(DeepSpeedLearner):
         # Outside the modules: neither trained nor sharded, synced or saved. Policies of one base model share one.
         self._reference_lms: dict[str, Any] = {}
         policies = [self.module[id_] for id_ in self.engines if not self.module[id_].learner_only]
+        trusts = {"trust_remote_code": True} if self.config.trust_remote_code else {}
         for policy in policies if self.config.kl_coeff > 0 else ():
             base_model = policy.model_config["base_model"]
             if policy.model_config["lora"] is None and base_model not in self._reference_lms:
-                lm = load_language_model(base_model, self.config.weight_dtype).to(self._device)
+                lm = load_language_model(base_model, self.config.weight_dtype, **trusts).to(self._device)
                 fix_rotary_frequencies(lm, self.config.max_model_len)
                 self._reference_lms[base_model] = lm.requires_grad_(False).eval()
 

@@ -250,7 +250,7 @@ class PPO(PolicyGradient):
 
     def _check_lengths(self, joint: Mapping[str, JointSample]) -> None:
         longest = max((len(each.sample) for each in joint.values()), default=0)
-        if longest > (most := max_positions(self.config.base_model)):
+        if longest > (most := max_positions(self.config.base_model, trust_remote_code=self.config.trust_remote_code)):
             raise ConfigError(
                 f"PPO: critic: centralised reads what all agents of an episode have read and written; got {longest} "
                 f"tokens, and {self.config.base_model} reads {most}. Shorten episodes, or set critic: separate."

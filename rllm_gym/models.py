@@ -96,6 +96,8 @@ def resolve_tokenizer(name: str | Path, *, timeout_s: float = 10.0) -> Path:
 
 
 def _folder(path: Path, name: str) -> Path:
+    if not (path / "config.json").is_file() and (path / "adapter_config.json").is_file():
+        raise _not_found(name, f"{path} is a LoRA adapter, no model: merge it into its base model first")
     if not (path / "config.json").is_file():
         raise _not_found(name, f"the folder {path} has no config.json")
     return path

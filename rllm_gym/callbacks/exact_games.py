@@ -43,7 +43,9 @@ def _measured(algorithm: Any, game: str, env_config: Any, module_id: str) -> dic
     module = algorithm.get_module(module_id)
     lm = module.bare_lm
     gathered = module.gather_parameters
-    chat = ChatTokenizer(str(resolve_base_model(config.base_model)), config.chat_template, lm.config.get_text_config().vocab_size)
+    chat = ChatTokenizer(
+        str(resolve_base_model(config.base_model)), config.chat_template, lm.config.get_text_config().vocab_size
+    )
 
     was_training = lm.training
     lm.eval()

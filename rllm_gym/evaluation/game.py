@@ -141,7 +141,7 @@ def _language_model(policy: Policy, config: Any, module_id: str) -> tuple[Any, C
     from rllm_gym.rotary import fix_rotary_frequencies
 
     if policy.checkpoint is None:
-        lm = load_language_model(config.base_model, config.weight_dtype)
+        lm = load_language_model(config.base_model, config.weight_dtype, trust_remote_code=config.trust_remote_code)
         fix_rotary_frequencies(lm, config.max_model_len)
     else:
         lm = load_policy(module_folder(policy.checkpoint, module_id)).bare_lm

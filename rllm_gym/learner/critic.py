@@ -29,7 +29,8 @@ class CriticModule(LanguageModule):
         self.value_head = make_value_head(self.bare_lm)
 
     def load(self, base_model: str, dtype: str) -> PreTrainedModel:
-        return cast("PreTrainedModel", load_language_model(base_model, dtype).base_model)
+        trusts = self.model_config.get("trust_remote_code", False)
+        return cast("PreTrainedModel", load_language_model(base_model, dtype, trust_remote_code=trusts).base_model)
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, torch.Tensor]:
         """Return the values.
@@ -79,11 +80,12 @@ class ActorCriticModule(LLMModule):
         return super()._outputs(states, inputs) | values_of(self.value_head, value_states, batch)
 
 
-def max_positions(base_model: str) -> float:
+def max_positions(base_model: str, *, trust_remote_code: bool = False) -> float:
     """Return how many tokens a model reads at most; infinity where it does not say."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(str(resolve_base_model(base_model))).get_text_config()
+    model = str(resolve_base_model(base_model))
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).get_text_config()
     return getattr(config, "max_position_embeddings", None) or float("inf")
 
 

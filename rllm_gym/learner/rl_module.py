@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
+def load_language_model(base_model: str, dtype: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """Load a causal language model; `base_model` is what `rllm_gym.models.resolve_base_model` takes.
 
     Its rotary frequencies are those of the longest sequences; see `fix_rotary_frequencies` for shorter ones.
@@ -36,8 +36,13 @@ def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, see libraries.py
 
     model = str(resolve_base_model(base_model))
-    attention = attention_of(AutoConfig.from_pretrained(model))
-    lm = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation=attention)
+    attention = attention_of(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
+    lm = AutoModelForCausalLM.from_pretrained(
+        model,
+        dtype=getattr(torch, dtype),
+        attn_implementation=attention,
+        trust_remote_code=trust_remote_code,  # False, too, keeps transformers from asking on standard input
+    )
     lm.config.use_cache = False
     fix_rotary_frequencies(lm)
     attend_by_blocks(lm)
@@ -47,7 +52,8 @@ def load_language_model(base_model: str, dtype: str) -> PreTrainedModel:
 class LanguageModule(TorchRLModule):
     """What policies and critics share: a language model `lm`, perhaps with LoRA, and its weights under ZeRO.
 
-    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `max_model_len`.
+    `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `max_model_len`,
+    `trust_remote_code`.
     """
 
     # Set by the learner where DeepSpeed holds the weights in shards (ZeRO-3): a context in which they are whole.
@@ -165,7 +171,8 @@ class LLMModule(LanguageModule):
     """
 
     def load(self, base_model: str, dtype: str) -> PreTrainedModel:
-        lm = load_language_model(base_model, dtype)
+        trusts = self.model_config.get("trust_remote_code", False)
+        lm = load_language_model(base_model, dtype, trust_remote_code=trusts)
         check_head(lm)
         return lm
 

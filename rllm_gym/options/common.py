@@ -23,6 +23,9 @@ class ModelOptions(OptionTable):
     """The language model."""
 
     base_model: Annotated[str, Doc("`tiny` (the shipped model), a folder, or a Hugging Face name.")] = "tiny"
+    trust_remote_code: Annotated[
+        bool, Doc("run the code that `base_model` brings (`auto_map`), in every process of the run. Read it first.")
+    ] = False
     chat_template: Annotated[
         str | None, Doc("replaces the tokenizer's: Jinja text, a path, or the name of a shipped one.")
     ] = None

@@ -109,7 +109,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
         config = self.config
         model = str(resolve_base_model(config.base_model))
-        vocab_size = AutoConfig.from_pretrained(model).get_text_config().vocab_size
+        vocab_size = (
+            AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code).get_text_config().vocab_size
+        )
         self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
         self.environments = config.environments
         # Read once: the configuration makes them anew each time.
@@ -138,6 +140,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             dtype=config.weight_dtype,
             opponents=self._opponent_specs,
             adapter_hosts=self._adapter_hosts,
+            trust_remote_code=config.trust_remote_code,
         )
         self._params = self._params_of(config.sampling_params)
         self._notices = NoticeHandler(f"EnvRunner {self.worker_index}")

@@ -64,6 +64,7 @@ def make_engines(
                 max_model_len=config.max_model_len,
                 max_num_seqs=config.num_envs_per_env_runner,
                 options={
+                    **({"trust_remote_code": True} if config.trust_remote_code else {}),
                     **({"enable_sleep_mode": True} if may_sleep else {}),
                     **config.adapter_options(module_id),
                     **config.engine_options,
@@ -93,6 +94,7 @@ class EngineWeights:
         dtype: of the base model's weights, where LoRA is added to them.
         opponents: by agent, who plays it if no policy does.
         adapter_hosts: by opponent's module, the policy on whose engine it rides as an adapter.
+        trust_remote_code: of base models.
     """
 
     def __init__(
@@ -103,7 +105,9 @@ class EngineWeights:
         dtype: str,
         opponents: Mapping[str, Any],
         adapter_hosts: Mapping[str, str],
+        trust_remote_code: bool = False,
     ) -> None:
+        self._trust_remote_code = trust_remote_code
         self._engines, self._base_models, self._dtype = engines, base_models, dtype
         self._opponents, self._adapter_hosts = opponents, adapter_hosts
         self._loaded: dict[str, ray.ObjectRef] = {}  # by opponent's module, what its engine holds
@@ -140,6 +144,10 @@ class EngineWeights:
         if module_id not in self._base_weights:
             from transformers import AutoModelForCausalLM
 
-            lm = AutoModelForCausalLM.from_pretrained(self._base_models[module_id], dtype=getattr(torch, self._dtype))
+            lm = AutoModelForCausalLM.from_pretrained(
+                self._base_models[module_id],
+                dtype=getattr(torch, self._dtype),
+                trust_remote_code=self._trust_remote_code,
+            )
             self._base_weights[module_id] = lm.state_dict()
         return AdaptedWeights(self._base_weights[module_id], weights)

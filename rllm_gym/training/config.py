@@ -79,7 +79,7 @@ class LLMConfig(StrictConfig, CommonOptions):
     @property
     @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
-        names = ("base_model", "gradient_checkpointing", "lora", "max_model_len", "temperature")
+        names = ("base_model", "gradient_checkpointing", "lora", "max_model_len", "temperature", "trust_remote_code")
         settings = {name: getattr(self, name) for name in names} | {"dtype": self.weight_dtype}
         settings["has_entropy_gradient"] = getattr(self, "entropy_coeff", 0.0) > 0
         return super()._model_config_auto_includes | settings

@@ -16,6 +16,7 @@ from rllm_gym.cli.common import BAD_INPUT
 from rllm_gym.cli.train.experiment import Experiment
 from rllm_gym.cli.train.library_options import library_faults
 from rllm_gym.cli.train.loggers import logger_option_fault
+from rllm_gym.cli.train.model_files import model_fault
 from rllm_gym.cli.train.source import ExperimentError, KeyPath, Source, one_line
 from rllm_gym.cli.train.sweeps import (
     SCHEDULERS,
@@ -460,10 +461,12 @@ def _build(algorithm: Any, combination: dict[str, Any], faults: Faults) -> Any:
 def _check_base_models(checked: Checked, allow_lookup: bool, faults: Faults) -> None:
     from rllm_gym.models import resolve_base_model
 
-    for name in dict.fromkeys(config.base_model for config in checked.configs):
+    for name, trusts in dict.fromkeys((config.base_model, config.trust_remote_code) for config in checked.configs):
         try:
             found = resolve_base_model(name, allow_lookup=allow_lookup)
             if checked.config.get("base_model") == name and Path(name).expanduser().is_dir() and name != "tiny":
                 checked.config["base_model"] = str(Path(found).absolute())  # workers may run in other folders
+            if Path(found).is_dir() and (fault := model_fault(Path(found), trust_remote_code=trusts)):
+                faults.add(("config", "base_model"), fault)
         except ConfigError as error:
             faults.add(("config", "base_model"), error)

@@ -158,7 +158,7 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
                 dtype=config.weight_dtype,
                 max_model_len=config.max_model_len,
                 skip_tokenizer_init=True,
-                **config.engine_options,
+                **{"trust_remote_code": config.trust_remote_code, **config.engine_options},
             )
             args.create_model_config()
     except ValueError as error:

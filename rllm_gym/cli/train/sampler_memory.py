@@ -42,7 +42,7 @@ def measure_cache(config: Any, model: str) -> Cache:
     """
     from transformers import AutoConfig
 
-    hf = AutoConfig.from_pretrained(model, trust_remote_code=config.engine_options.get("trust_remote_code", False))
+    hf = AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code)
     hf = hf.get_text_config()
     num_bytes = config.engine_options.get("kv_cache_memory_bytes")
     if num_bytes is None:
@@ -109,7 +109,8 @@ def _weight_bytes(model: str, config: Any) -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+        trusts = {"trust_remote_code": config.trust_remote_code}
+        lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, **trusts), **trusts)
     return sum(parameter.numel() for parameter in lm.parameters()) * (4 if config.weight_dtype == "float32" else 2)
 
 

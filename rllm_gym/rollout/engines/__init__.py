@@ -47,7 +47,7 @@ OPENAI_OPTIONS: dict[str, tuple[type | tuple[type, ...], str]] = {  # name: (typ
 ENGINE_OPTIONS = {
     "openai": tuple(OPENAI_OPTIONS),
     "scripted": ("replies", "num_steps"),
-    "transformers": ("device",),
+    "transformers": ("device", "trust_remote_code"),
 }
 ONLY_PLAYS = {  # and why
     "openai": "the engine openai is for `rllib evaluate`: an endpoint takes no weights and tells no log-probabilities "

@@ -49,9 +49,12 @@ class TransformersEngine:
         check_options("transformers", options)
         if isinstance(model, str):
             device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
-            attention = attention_of(AutoConfig.from_pretrained(model))
+            trusts = {"trust_remote_code": bool(options.get("trust_remote_code"))}
             lm: Any = AutoModelForCausalLM.from_pretrained(
-                model, dtype=getattr(torch, dtype), attn_implementation=attention
+                model,
+                dtype=getattr(torch, dtype),
+                attn_implementation=attention_of(AutoConfig.from_pretrained(model, **trusts)),
+                **trusts,
             )
             lm.to(device)
         else:

@@ -113,7 +113,7 @@ class VLLMEngine:
         max_num_seqs: int = 64,
         options: Mapping[str, Any] = {},
     ):
-        options = {**_default_options(max_model_len, options), **_checked(options)}
+        options = {**_default_options(model, max_model_len, options), **_checked(options)}
         self.policy_version = 0
         self._versions = TokenVersions()
         self.max_context_tokens = max_model_len
@@ -391,8 +391,14 @@ def _completion(output: Any) -> Completion:
     )
 
 
-def _default_options(max_model_len: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def _default_options(model: str, max_model_len: int, given: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"enable_prefix_caching": True, "disable_log_stats": True, "use_tqdm_on_load": False}
+    config = AutoConfig.from_pretrained(model, trust_remote_code=given.get("trust_remote_code", False))
+    if config.get_text_config() is not config:
+        options["language_model_only"] = True  # images want a processor, and a processor a tokenizer of vLLM's
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    if current_platform.is_cpu() and any("linear" in kind or kind in ("conv", "mamba") for kind in kinds):
+        options["enable_prefix_caching"] = False  # vLLM caches their states in chunks of a prompt, which are off here
     if max(given.get("tensor_parallel_size", 1), given.get("pipeline_parallel_size", 1)) > 1:
         options["distributed_executor_backend"] = "mp"  # else it asks Ray for the GPUs that its EnvRunner has
     if current_platform.is_cpu():
