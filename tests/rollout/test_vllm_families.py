@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.models import attention_of
-from rllm_gym.rollout.engines.vllm import VLLMEngine
+from rllm_gym.rollout.engines.vllm import VLLMEngine, reason_of
 from rllm_gym.rollout.policies import EngineWeights
 from rllm_gym.weights.checkpoint_form import checkpoint_items
 from rllm_gym.weights.format import LORA_A, LORA_B
@@ -95,3 +95,15 @@ def test_a_lora_policy_is_loaded_beside_a_model_that_vllm_runs_by_transformers_c
         assert engine.policy_version == 1
     finally:
         engine.close()
+
+
+def test_a_model_that_wants_torchvision_is_refused_in_a_line_that_says_so(monkeypatch):
+    refused = ValueError(
+        "1 validation error for ModelConfig\n  Value error, Model architectures ['Gemma3ForConditionalGeneration'] failed "
+        "to be inspected. Please check the logs for more details. [type=value_error, input_value=ArgsKwargs(())]"
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    line = reason_of(refused)
+    assert line.startswith("Model architectures ['Gemma3ForConditionalGeneration'] want torchvision")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert reason_of(refused).endswith("failed to be inspected. Please check the logs for more details.")

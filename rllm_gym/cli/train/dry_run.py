@@ -20,7 +20,6 @@ from rllm_gym.cli.train.first_prompt import first_prompts
 from rllm_gym.cli.train.library_options import quiet
 from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS
 from rllm_gym.cli.train.sampler_memory import describe_cache, gpu_bytes, measure_cache, memory_fault, room_fault
-from rllm_gym.cli.train.source import one_line
 from rllm_gym.cli.train.storage import check_storage
 from rllm_gym.cli.train.sweeps import find_samplers, is_sampler, num_trials
 from rllm_gym.errors import ConfigError
@@ -151,7 +150,7 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
     """Ask vLLM whether it takes a model with these options, and whether its cache fits; no weights are loaded."""
     try:
         with quiet():
-            from rllm_gym.rollout.engines.vllm import EngineArgs
+            from rllm_gym.rollout.engines.vllm import EngineArgs, reason_of
 
             args = EngineArgs(
                 model=model,
@@ -162,8 +161,7 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
             )
             args.create_model_config()
     except ValueError as error:
-        text = one_line(error).partition("Value error, ")[2].partition(" [type=")[0] or one_line(error)
-        faults.add_between(("config", "max_model_len"), text, code=FAILED)
+        faults.add_between(("config", "max_model_len"), reason_of(error), code=FAILED)
         return []
     has_gpu, compilers = config.num_gpus_per_env_runner > 0, (os.environ.get("CC"), "cc", "gcc", "clang")
     if has_gpu and not any(name and shutil.which(name) for name in compilers):

@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import importlib.util
 import inspect
 import itertools
 import json
@@ -433,6 +434,16 @@ def _empty_model(model: str, trust_remote_code: bool) -> Any:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
+def reason_of(error: ValueError) -> str:
+    """Return in one line why vLLM refuses a model or its options: pydantic writes many."""
+    text = " ".join(str(error).split())
+    text = text.partition("Value error, ")[2].partition(" [type=")[0] or text
+    if "failed to be inspected" in text and importlib.util.find_spec("torchvision") is None:
+        text = text.partition(" failed to be")[0] + " want torchvision, also for text alone; it is not installed. "
+        text += "Install the build that goes with torch, or set engine: transformers."
+    return text
+
+
 def _spare_transformers(model: torch.nn.Module) -> None:
     """Let transformers' models that are made outside an engine be what they were.
 
@@ -471,7 +482,7 @@ def _build(args: EngineArgs) -> LLMEngine:
         with uncollected(), threads_shared(args.tensor_parallel_size * args.pipeline_parallel_size):
             engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
-        raise ConfigError(f"VLLMEngine: vLLM refuses its options. {' '.join(str(error).split())}") from error
+        raise ConfigError(f"VLLMEngine: vLLM refuses its options. {reason_of(error)}") from error
     finally:
         # Workaround for vLLM 0.32: its CPU worker replaces it by a function that does nothing, for everybody in this
         # process. It may go once the worker binds its threads without that.
