@@ -99,8 +99,8 @@ def test_a_lora_policy_is_loaded_beside_a_model_that_vllm_runs_by_transformers_c
 
 def test_a_model_that_wants_torchvision_is_refused_in_a_line_that_says_so(monkeypatch):
     refused = ValueError(
-        "1 validation error for ModelConfig\n  Value error, Model architectures ['Gemma3ForConditionalGeneration'] failed "
-        "to be inspected. Please check the logs for more details. [type=value_error, input_value=ArgsKwargs(())]"
+        "1 validation error for ModelConfig\n  Value error, Model architectures ['Gemma3ForConditionalGeneration'] "
+        "failed to be inspected. Please check the logs for more details. [type=value_error, input_value=ArgsKwargs(())]"
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = reason_of(refused)
