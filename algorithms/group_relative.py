@@ -1,4 +1,4 @@
-"""What GRPO and RLOO share: whose returns an agent's return is compared with."""
+"""The base of GRPO and RLOO: the returns that an agent's return is compared with."""
 
 from __future__ import annotations
 

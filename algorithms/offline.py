@@ -1,4 +1,4 @@
-"""What the methods that learn from recorded episodes share: their options, the train step, the held-out loss."""
+"""The base of methods that learn from recorded episodes: their options, the train step, the held-out loss."""
 
 from __future__ import annotations
 

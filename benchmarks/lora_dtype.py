@@ -1,4 +1,4 @@
-"""How much of a LoRA update reaches the log-probabilities of a model in 16 bits, by the way in which it is added.
+"""Measures how much of a LoRA update reaches a model's log-probabilities in 16 bits, by the way in which it is added.
 
     python benchmarks/lora_dtype.py [--model tiny] [--tokens 20000]
 
@@ -40,7 +40,7 @@ def make_adapter(lm: Any, size: float) -> Adapter:
 
 
 def merged(lm: Any, adapter: Adapter) -> Any:
-    """What samplers get: W + B A, rounded as W is."""
+    """The samplers' weights: W + B A, rounded as W is."""
     for name, layer in linear_layers(lm):
         a, b = adapter[name]
         layer.weight.data = (layer.weight.float() + b @ a).to(layer.weight.dtype)
@@ -48,7 +48,7 @@ def merged(lm: Any, adapter: Adapter) -> Any:
 
 
 def adapted(lm: Any, adapter: Adapter) -> Any:
-    """What the learner computes: peft's float32 factors, their product added to the layer's rounded output."""
+    """The learner's layer: peft's float32 factors, their product added to the layer's rounded output."""
     names = [name for name, _ in linear_layers(lm)]
     peft = get_peft_model(lm, LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names))
     for name, layer in peft.get_base_model().named_modules():

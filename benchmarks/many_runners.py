@@ -1,4 +1,4 @@
-"""What the driver and each EnvRunner spend on an episode, with 1, 2 and 4 runners: how many one driver can feed.
+"""Measures the cost of an episode for driver and EnvRunner, with 1, 2 and 4 runners: how many one driver can feed.
 
     .venv/bin/python benchmarks/many_runners.py
 

@@ -1,4 +1,4 @@
-"""What a token costs in episodes of 5, 20, 80 and 320 turns: processor time of loop, environment and samples.
+"""Measures what a token costs in episodes of 5, 20, 80 and 320 turns: processor time of loop, environment and samples.
 
     .venv/bin/python benchmarks/many_turns.py   # the engine has prepared replies, and costs next to nothing
     .venv/bin/python benchmarks/many_turns.py --profile 320

@@ -1,4 +1,4 @@
-"""What reading trajectories for SFT or DPO takes: peak memory and rates, for few episodes and for many.
+"""Measures what reading trajectories for SFT or DPO takes: peak memory and rates, for few episodes and for many.
 
     .venv/bin/python benchmarks/offline_memory.py
 

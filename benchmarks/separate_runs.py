@@ -1,4 +1,4 @@
-"""What scripts that train share: a Ray of their own, a process for each run, rows in a file, a model to begin with."""
+"""The base of scripts that train: a Ray of their own, a process for each run, rows in a file, a model to begin with."""
 
 from __future__ import annotations
 

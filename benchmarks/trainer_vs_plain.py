@@ -34,7 +34,7 @@ Update = Callable[[], float]  # one train step; returns its loss before the step
 
 @dataclass(frozen=True)
 class Setting:
-    """What both variants share."""
+    """The base of both variants."""
 
     model: str
     lr: float

@@ -1,4 +1,4 @@
-"""What storing trajectories costs: per episode, as a share of rollout time, and in memory when reading.
+"""Measures what storing trajectories costs: per episode, as a share of rollout time, and in memory when reading.
 
     .venv/bin/python benchmarks/trajectories.py
 

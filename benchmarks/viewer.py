@@ -1,4 +1,4 @@
-"""What it takes to look at a large run: `python benchmarks/viewer.py`, which needs a browser.
+"""Measures what it takes to look at a large run: `python benchmarks/viewer.py`, which needs a browser.
 
 Writes 50,000 episodes of the size of the tiny model's on TextCraft, serves them, and opens the list in headless
 Chromium: until its first rows are drawn, until a filter, a sort and a search for a text have been applied, and until an

@@ -15,7 +15,7 @@ _ACTION = re.compile(r"Action:\s*(.*?)(?=\n|$)", re.DOTALL)
 
 
 class AgentGymProtocol(TextEnv):
-    """What `protocol: agentgym` makes of an environment; mixed into its class, which writes the rest.
+    """The form of an environment under `protocol: agentgym`; mixed into its class, which writes the rest.
 
     The first user turn is the instruction of AgentGym's client, and the policy is taken to have answered "OK"
     (`preamble`); then comes the first observation. There is no system prompt, so that a chat template writes its own

@@ -35,7 +35,7 @@ def parse_action(text: str) -> str:
 
 
 class StepResult(NamedTuple):
-    """What an environment makes of an action.
+    """The outcome of an action.
 
     Args:
         reply: the next observation.

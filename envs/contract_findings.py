@@ -1,4 +1,4 @@
-"""What both contracts are written with: rules that can be broken, and what comes of checking one."""
+"""The tools of both contracts: rules that can be broken, and the outcome of checking one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NotApplicableError(Exception):
 
 
 class Finding(NamedTuple):
-    """What came of one rule; where neither is set, it is kept.
+    """The outcome of one rule; where neither is set, it is kept.
 
     Args:
         rule: in words.

@@ -13,7 +13,7 @@ from rllm_gym.errors import ConfigError
 
 
 class Move(NamedTuple):
-    """What a game makes of a player's text.
+    """The outcome of a player's text.
 
     Args:
         rewards: of every seat.

@@ -1,4 +1,4 @@
-"""What is made once and kept on disk for all processes of a user."""
+"""Files that are made once and kept for all processes of a user."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class EndpointError(RllmGymError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What an endpoint says.
+    """An endpoint's answer.
 
     Args:
         text: "" where it has none.

@@ -39,7 +39,7 @@ class TooManyFailedEpisodesError(RllmGymError):
 
 
 class StorageError(RllmGymError, OSError):
-    """What a run leaves cannot be written: its folder was deleted, or the disk is full. The message is one line."""
+    """A run's results cannot be written: its folder was deleted, or the disk is full. The message is one line."""
 
 
 class EngineDiedError(RllmGymError):

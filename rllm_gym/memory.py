@@ -1,4 +1,4 @@
-"""How much memory a run holds, and how it gives back what it no longer needs."""
+"""Measures the memory of a run, and gives back what it no longer needs."""
 
 from __future__ import annotations
 

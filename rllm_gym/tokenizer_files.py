@@ -17,7 +17,7 @@ from rllm_gym.models import resolve_tokenizer
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """What a `ChatTokenizer` needs of a tokenizer.
+    """The part of a tokenizer that `ChatTokenizer` uses.
 
     Args:
         name: for messages.

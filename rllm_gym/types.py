@@ -57,7 +57,7 @@ class TaskGroup:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How completions are sampled. Temperature 0 is greedy; `max_new_tokens` bounds one turn."""
+    """The parameters of sampling. Temperature 0 is greedy; `max_new_tokens` bounds one turn."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -83,7 +83,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine sampled: ids and their log-probabilities under the sampled distribution, equally long.
+    """A sampled completion: ids and their log-probabilities under the sampled distribution, equally long.
 
     `policy_versions` are those that each token was sampled with; None where no weights came on the way. With an `error`
     there is no completion, and the episode fails.
@@ -99,7 +99,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Probe:
-    """What an engine sampled after a fixed prompt, to be compared with what the trainer says of it.
+    """A completion of a fixed prompt by an engine, to be compared with the trainer's log-probabilities.
 
     Args:
         loading: how it has loaded its weights, where that is worth a word.
@@ -218,7 +218,7 @@ class Stream:
 
     @property
     def reward_size(self) -> float:
-        """How large the rewards were, whatever their signs; see `rllm_gym.ties`."""
+        """The size of the rewards, whatever their signs; see `rllm_gym.ties`."""
         return float(sum(abs(turn.reward) for turn in self.turns))
 
     @property

@@ -1,4 +1,4 @@
-"""What MkDocs adds to `docs/`: the repository's own pages, and the reference from docstrings.
+"""Adds to `docs/` in MkDocs: the repository's own pages, and the reference from docstrings.
 
 `make docs` builds the site. The docstrings are read from the source, so that this imports neither Ray nor torch.
 """

@@ -28,7 +28,7 @@ MAX_TURNS = 12
 
 
 class SyncPage:
-    """What BrowserGym's tasks use of Playwright's page, over this package's."""
+    """The part of Playwright's page that BrowserGym's tasks use, over this package's."""
 
     def __init__(self, page: WebPage) -> None:
         self._page = page

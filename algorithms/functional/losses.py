@@ -15,7 +15,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Counts:
-    """What a loss is divided by: counts of the whole minibatch, over all micro-batches and ranks.
+    """The divisors of a loss: counts of the whole minibatch, over all micro-batches and ranks.
 
     Attributes:
         tokens: sampled tokens; where they have weights, the sum of these.

@@ -1,4 +1,4 @@
-"""What a policy still reads of what was said: which turns stay in its context."""
+"""The context of an agent: the turns that stay in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Context:
-    """How much a policy reads.
+    """The turns that a policy reads.
 
     Args:
         kind: one of `CONTEXTS`.
@@ -38,7 +38,7 @@ class Context:
 
     @property
     def note(self) -> str:
-        """What the system prompt says of it."""
+        """The system prompt's words about it."""
         if self.kind == "last_n_turns":
             return f"You read the task and your last {self.num_turns} turns; older ones are left out."
         if self.kind == "summarize_observations":

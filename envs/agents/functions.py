@@ -1,4 +1,4 @@
-"""What can be done in an environment, as functions: from a call to the environment's own text, and back."""
+"""An environment's actions as functions: from a call to the environment's own text, and back."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ACT = Function("act", "{action}", "your action, in the environment's own words")
 
 @dataclass(frozen=True)
 class Language:
-    """How an environment wants to be spoken to.
+    """The language of an environment.
 
     Args:
         system_prompt: its whole instruction, in its own format.

@@ -16,7 +16,7 @@ KEYS = ("fn", "weight", "name")
 
 @dataclass(frozen=True)
 class RewardedTurn:
-    """What a reward function sees: one completion, and what came of it.
+    """The argument of a reward function: one completion, and its outcome.
 
     Args:
         text: what the policy wrote.

@@ -16,7 +16,7 @@ KEYS = ("format", "plan", "reflect", "attempts", "attempt_turns", "context", "re
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """What `agent:` says.
+    """The options of `agent:`.
 
     Args:
         format: a name in `FORMATS`.

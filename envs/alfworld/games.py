@@ -27,7 +27,7 @@ _TAIL_BYTES = 16_384  # of a game's file, whose last entries say whether it can 
 
 
 class Reply(NamedTuple):
-    """What a game says.
+    """A game's words.
 
     Args:
         text: the reply.

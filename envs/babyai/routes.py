@@ -41,7 +41,7 @@ class Route:
 
 
 class Map:
-    """What the agent knows of the grid. A state is four times a cell plus a direction (east, south, west, north).
+    """The agent's knowledge of the grid. A state is four times a cell plus a direction (east, south, west, north).
 
     Args:
         level: minigrid's environment.
@@ -227,7 +227,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What moves come to.
+    """The outcome of moves.
 
     Args:
         state: where they end.

@@ -1,4 +1,4 @@
-"""What the agent sees of a level, and the text that says so."""
+"""The agent's view of a level, and its text."""
 
 from __future__ import annotations
 

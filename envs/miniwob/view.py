@@ -1,4 +1,4 @@
-"""What an expert sees: the instruction and the elements of the page; ways to find one; the table of experts."""
+"""An expert's view: the instruction and the elements of the page; ways to find one; the table of experts."""
 
 from __future__ import annotations
 

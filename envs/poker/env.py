@@ -25,7 +25,7 @@ EXPERTS = ("reference", "uniform")
 
 
 class PokerEnv(SeatedEnv):
-    """What Kuhn and Leduc poker have in common; their docstrings say the rest.
+    """The base of Kuhn and Leduc poker; their docstrings say the rest.
 
     Attributes:
         exact_game: the name of the game for `rllm_gym.evaluation.nash_conv`.

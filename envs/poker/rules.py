@@ -13,7 +13,7 @@ from rllm_gym.errors import ConfigError, MachineError, nearest
 
 
 class Rules(NamedTuple):
-    """What is needed to play a game of OpenSpiel's as text.
+    """The rules of a game of OpenSpiel's, played as text.
 
     Args:
         moves: how a policy writes OpenSpiel's actions 0, 1, ...

@@ -1,4 +1,4 @@
-"""How a model acts on an OpenEnv server: its action schema in words, and the model's reply as the action."""
+"""Actions on an OpenEnv server: its action schema in words, and the model's reply as the action."""
 
 from __future__ import annotations
 

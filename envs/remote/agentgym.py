@@ -19,7 +19,7 @@ from rllm_gym.importing import import_object
 
 
 class Kind(NamedTuple):
-    """How AgentGym speaks of one of its environments.
+    """AgentGym's terms for one of its environments.
 
     Args:
         id_key: names a session in a request.

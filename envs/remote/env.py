@@ -26,7 +26,7 @@ TASKS_KEPT_S = 60  # how long a server's list of tasks is not asked for again
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server says after a reset or a step; `info` is that of the class docstring."""
+    """A server's answer to a reset or a step; `info` is that of the class docstring."""
 
     text: str
     reward: float = 0.0

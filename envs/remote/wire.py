@@ -1,4 +1,4 @@
-"""What this package's clients and servers say to each other beyond the two protocols."""
+"""The words between this package's clients and servers beyond the two protocols."""
 
 from __future__ import annotations
 

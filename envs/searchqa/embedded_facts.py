@@ -27,7 +27,7 @@ CONTINENTS = {
 
 @dataclass(frozen=True)
 class Fact:
-    """What one passage says of one thing: `value` is the `relation` of `subject`.
+    """A fact in a passage: `value` is the `relation` of `subject`.
 
     Args:
         kind: of the subject: "country", "city", "airport", "element", "person" or "number".

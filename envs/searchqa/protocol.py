@@ -15,14 +15,14 @@ _TAG = re.compile(r"</?(?:think|search|information|answer)>")
 
 
 class Action(NamedTuple):
-    """What a turn does: `kind` is "search" or "answer", or "" for a text that does neither."""
+    """The action of a turn: `kind` is "search" or "answer", or "" for a text that does neither."""
 
     kind: str
     content: str = ""
 
 
 class Element(NamedTuple):
-    """What stands between a tag and its end; `begin` and `end` are those of the whole."""
+    """The content between a tag and its end; `begin` and `end` are those of the whole."""
 
     begin: int
     content: str

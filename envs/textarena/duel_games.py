@@ -185,7 +185,7 @@ DUELS: dict[str, Duel] = {
 
 
 class Reply(NamedTuple):
-    """What a match makes of a turn; rewards are TextArena's, at the end of the game, and before it 0."""
+    """The outcome of a turn in a match; rewards are TextArena's, at the end of the game, and before it 0."""
 
     rewards: tuple[float, ...]
     is_over: bool

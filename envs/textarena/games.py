@@ -15,7 +15,7 @@ from rllm_gym.errors import EnvError, MachineError
 
 
 class Family(NamedTuple):
-    """What games of one kind have in common.
+    """The rules that games of one kind share.
 
     Args:
         form: how a move is written.
@@ -75,7 +75,7 @@ _DRAWN = _Drawn()
 
 
 class Reply(NamedTuple):
-    """What a game makes of a move.
+    """The outcome of a move.
 
     Args:
         text: what it says.
@@ -140,7 +140,7 @@ class Game(Instance):
 
     @property
     def moves(self) -> str:
-        """How a move is written, for the policy."""
+        """The form of a move, for the policy."""
         return FAMILIES[self.family].moves
 
     def move_in(self, text: str) -> str | None:

@@ -91,7 +91,7 @@ class TextCraftDuoEnv(SeatedEnv):
 
     @property
     def task(self) -> Task:
-        """What the crafters began with."""
+        """The items and recipes at the start."""
         return make_task(goals()[self.index])
 
     @property

@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What two crafters begin with: by seat, what each holds and which recipes it knows.
+    """The start of two crafters: by seat, the items that each holds and the recipes that it knows.
 
     Args:
         num_crafts: commands of a shortest way.

@@ -25,7 +25,7 @@ _MAX_COMMAND_CHARS = 190  # the interpreter reads 198 bytes
 
 
 class Reply(NamedTuple):
-    """What a game says.
+    """A game's words.
 
     Args:
         text: the reply, without the program's own questions.

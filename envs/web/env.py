@@ -34,7 +34,7 @@ Action: one of the actions below; id is the number of an element
 
 
 class Verdict(NamedTuple):
-    """What an action has brought: the step's reward, whether the task is over, and whether it is solved."""
+    """The outcome of an action: the step's reward, whether the task is over, and whether it is solved."""
 
     reward: float = 0.0
     is_over: bool = False

@@ -1,4 +1,4 @@
-"""What the accessibility tree does not tell: which elements take clicks, words of their attributes, where they are."""
+"""Facts that the accessibility tree lacks: which elements take clicks, words of their attributes, where they are."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class WebPage:
 
     @property
     def error(self) -> str:
-        """What went wrong in the last action, in one line; "" if nothing did."""
+        """The fault of the last action, in one line; "" if there was none."""
         return self._window.error
 
     @error.setter

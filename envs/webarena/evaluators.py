@@ -40,7 +40,7 @@ class AnswerJudge(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is evaluated: a task's config with addresses filled in, how the episode ended, and what to ask.
+    """The subject of an evaluation: a task's config with addresses filled in, how the episode ended, and what to ask.
 
     Args:
         answer: what stood in `stop [...]`.

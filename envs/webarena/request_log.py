@@ -1,4 +1,4 @@
-"""What a window asks the sites for, in the form of a HAR file's entries, while the episode goes on.
+"""Records a window's requests to the sites, in the form of a HAR file's entries, while the episode goes on.
 
 Playwright writes such a file only when the context is closed, and the pages are still needed then.
 """

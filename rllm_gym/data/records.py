@@ -153,7 +153,7 @@ class EpisodeRecord(_Record):
 
     @property
     def reward_size(self) -> float:
-        """How large the rewards were, whatever their signs; see `rllm_gym.ties`."""
+        """The size of the rewards, whatever their signs; see `rllm_gym.ties`."""
         return sum(abs(turn.reward) for turn in self.turns)
 
 

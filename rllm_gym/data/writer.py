@@ -302,7 +302,7 @@ def _cut_torn_tail(shard: Path) -> None:
 
 
 class Environment(Protocol):
-    """What is stored of an environment: the name of its horizon, its version and, where it has one, its split."""
+    """The stored facts of an environment: the name of its horizon, its version and, where it has one, its split."""
 
     @property
     def name(self) -> str: ...

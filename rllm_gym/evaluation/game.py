@@ -1,4 +1,4 @@
-"""How far a policy is from optimal play, in games where that is known."""
+"""Measures a policy's distance from optimal play, in games where that is known."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Panel:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the hash is of."""
+        """The content that the hash is of."""
         return {
             "env": self.env,
             "env_config": dict(self.env_config),

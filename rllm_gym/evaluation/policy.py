@@ -1,4 +1,4 @@
-"""What is evaluated: a checkpoint's policy or a Hugging Face model, and the configuration that plays it."""
+"""The policy that is evaluated, a checkpoint's or a Hugging Face model, and the configuration that plays it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Policy:
 
     @property
     def identity(self) -> str:
-        """What tells this policy from another: of a checkpoint the hash of its list of files, else the name."""
+        """An identity of the policy: of a checkpoint the hash of its list of files, else the name."""
         if self.checkpoint is None or not (self.checkpoint / MANIFEST).is_file():
             return self.name
         return hashlib.sha256((self.checkpoint / MANIFEST).read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What an evaluation found: numbers for all episodes, by environment, by category and by task, and a table of them."""
+"""An evaluation's report: numbers for all episodes, by environment, by category and by task, and a table of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rllm_gym.evaluation.statistics import average, pass_at_k, pass_hat_k, succe
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one episode; `turns` and `tokens` (sampled ones) are of all its agents together.
+    """The outcome of one episode; `turns` and `tokens` (sampled ones) are of all its agents together.
 
     `group` and `member` say which task it is of, and which of its episodes. `error` is None where the environment
     worked, and only then the rest counts.

@@ -1,4 +1,4 @@
-"""What a language model does at every information set of a game, and how far that is from optimal play."""
+"""Measures a language model at every information set of a game: its choices, and their distance from optimal play."""
 
 from __future__ import annotations
 

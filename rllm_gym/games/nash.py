@@ -1,4 +1,4 @@
-"""How far a policy is from optimal play, by OpenSpiel's best responses."""
+"""Measures a policy's distance from optimal play, by OpenSpiel's best responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCE = 1e-6
 
 
 class InformationState(NamedTuple):
-    """What a player knows when it must act.
+    """A player's knowledge when it must act.
 
     Args:
         name: OpenSpiel's string.

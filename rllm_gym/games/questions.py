@@ -23,7 +23,7 @@ ENVIRONMENTS: dict[str, tuple[str, type[PokerEnv]]] = {
 
 
 class MoveChances(NamedTuple):
-    """What a policy does at one information set.
+    """A policy's choice at one information set.
 
     Args:
         moves: float64 [number of the game's moves], the probability that a turn says each.
@@ -35,7 +35,7 @@ class MoveChances(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a player has read and written when it must act, as tokens and as messages."""
+    """A player's context when it must act, as tokens and as messages."""
 
     prompt_ids: list[int]
     messages: list[Message]

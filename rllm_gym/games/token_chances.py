@@ -116,7 +116,7 @@ class MoveSum:
 
 
 class LanguageModelTokens:
-    """What a Hugging Face model would sample next; what a prompt shares with the one before is not read again.
+    """The chances of a Hugging Face model's next token; a beginning shared with the last prompt is not read again.
 
     Args:
         lm: on whatever device; it is left as it was.

@@ -89,7 +89,7 @@ class Tree:
 
     @property
     def num_tokens(self) -> int:
-        """How many there are when what is common counts once."""
+        """The number of tokens when common ones count once."""
         return sum(self.lengths) - sum(self.forks)
 
 
@@ -118,13 +118,13 @@ class MicroBatch:
 
     @property
     def model_inputs(self) -> dict[str, Any]:
-        """What modules read; see `LLMModule`."""
+        """The columns that modules read; see `LLMModule`."""
         inputs = {"tokens": self.batch.tokens, "mask": self.batch.mask, "lengths": self.batch.lengths}
         return {**inputs, "num_chunks": self.num_chunks, "packing": self.packing}
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What losses read."""
+        """The columns that losses read."""
         return {"tokens": self.batch.tokens, "mask": self.batch.mask, **self.batch.per_token, **self.batch.per_sample}
 
     def rows_of(self, out: Mapping[str, torch.Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What a learner asks of a module before it trains: its sizes, whether rows may hold several sequences, and share."""
+"""Probes of a module before it trains: its sizes, and whether rows may hold several sequences, and share."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def load_language_model(base_model: str, dtype: str, *, trust_remote_code: bool 
 
 
 class LanguageModule(TorchRLModule):
-    """What policies and critics share: a language model `lm`, perhaps with LoRA, and its weights under ZeRO.
+    """The base of policies and critics: a language model `lm`, perhaps with LoRA, and its weights under ZeRO.
 
     `model_config` keys: `base_model`, `dtype`, `gradient_checkpointing`, `lora`, `max_model_len`,
     `trust_remote_code`.

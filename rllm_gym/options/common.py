@@ -53,7 +53,7 @@ class ModelOptions(OptionTable):
 
 
 class SamplingOptions(OptionTable):
-    """How episodes are sampled."""
+    """The options of sampling."""
 
     engine: Annotated[
         str | Callable[..., Engine],

@@ -15,7 +15,7 @@ from rllm_gym.types import AGENT, EndReason, TokenIds
 
 @dataclass(frozen=True)
 class EnvStep:
-    """What an environment said after a reset or a step.
+    """An environment's answer to a reset or a step.
 
     Args:
         observations: new token ids by agent.

@@ -1,4 +1,4 @@
-"""What Ray's workers have for the user, who does not see their logs: the phases of a run, a runner that waits, how far
+"""Lines of Ray's workers for the user, who does not see their logs: the phases of a run, a runner that waits, how far
 the sampling is.
 
 They go through the cluster's key-value store: a call of the runner would have to wait until the sampling is over.

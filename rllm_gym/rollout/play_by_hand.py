@@ -99,7 +99,7 @@ class PlayByHand:
 
     @property
     def observation_ids(self) -> TokenIds:
-        """What was said since the last action, without what a rewritten history repeats."""
+        """The messages since the last action, without those that a rewritten history repeats."""
         if self._flight is None or self._failed is not None:
             return np.zeros(0, np.int64)
         if self.request is None:

@@ -15,7 +15,7 @@ PROGRESS_S = 1.0
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a rollout loop waits for, and since when no episode has ended; time in which nobody drove it is left out."""
+    """The reason that a loop waits, and since when no episode has ended, without time in which nobody drove it."""
 
     seconds_without_end: float
     num_for_engine: int

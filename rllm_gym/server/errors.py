@@ -1,4 +1,4 @@
-"""What the server refuses or could not do, each with its HTTP status; the messages name no file of the server."""
+"""The server's errors, each with its HTTP status; their messages name no file of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands before every request: who asks, how much, of what version, and texts that no answer could quote."""
+"""The guard before every request: who asks, how much, of what version, and texts that no answer could quote."""
 
 from __future__ import annotations
 

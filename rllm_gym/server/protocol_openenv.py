@@ -22,13 +22,13 @@ SPLIT_TYPES = {"train": "train", "eval": "test"}
 
 
 class TextAction(Action):
-    """What the model wrote."""
+    """The model's text."""
 
     text: str = Field(max_length=MAX_TEXT_CHARS, description="What the model wrote, thought and action.")
 
 
 class TextObservation(Observation):
-    """What the environment said, in two forms."""
+    """The environment's words, in two forms."""
 
     text: str = Field(description="What the environment says.")
     messages: list[dict[str, str]] = Field(

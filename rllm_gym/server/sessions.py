@@ -33,7 +33,7 @@ MAX_RESTART_WAIT_S = 30.0  # before another start, where workers die before they
 
 @dataclass
 class Catalog:
-    """What is known of an environment without playing it.
+    """The facts about an environment that are known without playing it.
 
     Args:
         name: what clients call it.

@@ -1,4 +1,4 @@
-"""What every method's configuration has in common: the model, the sampler, the learner, the horizon, the evaluation."""
+"""The base of every method's configuration: the model, the sampler, the learner, the horizon, the evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all agents of an episode have read and written, as one sequence, which a centralised critic reads."""
+"""The sequence of a centralised critic: all that the agents of an episode have read and written."""
 
 from __future__ import annotations
 

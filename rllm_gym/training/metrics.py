@@ -1,4 +1,4 @@
-"""What a train step or an evaluation reports about its episodes."""
+"""The metrics of a train step's or an evaluation's episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the list of episodes shows of a record: a row, read from a stored line without its token ids."""
+"""The row of a record in the list of episodes, read from a stored line without its token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page is asked to show: runs with their trials, evaluations, or files alone; and their curves."""
+"""The runs that the page shows, with their trials, evaluations, or files alone; and their curves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def model(self) -> str:
-        """What acted, as far as the files say: a base model's name or folder, or a checkpoint's."""
+        """The acting model, as far as the files say: a base model's name or folder, or a checkpoint's."""
         if self.kind == "evaluation":
             return str(self.settings.get("model") or "")
         base_model = self.settings.get("base_model")

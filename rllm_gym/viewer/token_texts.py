@@ -1,4 +1,4 @@
-"""What single tokens say, for the view of tokens."""
+"""The texts of single tokens, for the view of tokens."""
 
 from __future__ import annotations
 

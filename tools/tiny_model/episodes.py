@@ -40,13 +40,13 @@ class ExpertEpisode:
 
     @property
     def num_opening(self) -> int:
-        """How many messages there are before the first action."""
+        """The number of messages before the first action."""
         return 1 + (self.messages[0]["role"] == "system")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How an episode is played.
+    """The way in which an episode is played.
 
     Args:
         mistake_rate: chance of a mistake before each of the expert's turns.

@@ -51,7 +51,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the weights depend on; see the options of `tools.tiny_model.train`."""
+    """The settings that the weights depend on; see the options of `tools.tiny_model.train`."""
 
     seed: int = 0
     reading_steps: int = 500

@@ -1,4 +1,4 @@
-"""How often a model solves the environments' simpler tasks: `python -m tools.tiny_model.success_rates [MODEL]`."""
+"""Measures success on the environments' simpler tasks: `python -m tools.tiny_model.success_rates [MODEL]`."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ TASK_SETS = {
 
 @dataclass(frozen=True)
 class Score:
-    """How a model did on one set of tasks."""
+    """A model's results on one set of tasks."""
 
     task_set: str
     num_tasks: int

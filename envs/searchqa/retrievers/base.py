@@ -27,7 +27,7 @@ class Passages(Protocol):
 
 @runtime_checkable
 class Retriever(Protocol):
-    """What an environment searches with. It may be called from several threads at once."""
+    """A search of an environment. It may be called from several threads at once."""
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Passage]]:
         """Return at most `topk` passages for each query, best first.

@@ -23,7 +23,7 @@ Found = tuple[Vectors, npt.NDArray[np.int64]]  # scores and passage numbers, bes
 
 
 class VectorIndex(Protocol):
-    """What searches vectors; number -1 is no passage. Its `str()` names it."""
+    """An index of vectors; number -1 is no passage. Its `str()` names it."""
 
     def search(self, vectors: Vectors, topk: int, /) -> Found: ...
 

@@ -1,4 +1,4 @@
-"""What the sites share: the Flask application, its database and session, log-in, forms and pages of a list."""
+"""The base of the sites: the Flask application, its database and session, log-in, forms and pages of a list."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SECRET = secrets.token_hex(16)  # a server's cookies end with its process
 
 
 class FormError(ValueError):
-    """What a user entered is not accepted; the message is for the user."""
+    """A user's entry is not accepted; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """What one site tells the shared part.
+    """The part of a site that the base needs.
 
     Args:
         title: as pages show it.

@@ -1,4 +1,4 @@
-"""What an order of the shop comes to: the cart's items, shipping and a coupon."""
+"""The price of an order of the shop: the cart's items, shipping and a coupon."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _METHODS = [name for name, value in vars(Engine).items() if inspect.isfunction(v
 
 
 class EngineMaker(Protocol):
-    """How every engine is made, by keyword but for the model."""
+    """The constructor that every engine has, by keyword but for the model."""
 
     def __call__(
         self, model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, options: Mapping[str, Any]

@@ -114,7 +114,7 @@ class _Running:
 
     @property
     def num_tokens(self) -> int:
-        """How many of the tokens are there, one after each step."""
+        """The number of tokens so far, one after each step."""
         return min(self.num_steps, len(self.token_ids))
 
     def completion(self) -> Completion:

@@ -11,7 +11,7 @@ from rllm_gym.types import Completion
 
 
 class TokenVersions:
-    """What an engine keeps of its running requests when its weights change."""
+    """The record that an engine keeps of its running requests when its weights change."""
 
     def __init__(self) -> None:
         self._until: dict[str, list[tuple[int, int]]] = {}  # by request: so many tokens were sampled by a version

@@ -1,4 +1,4 @@
-"""What the code host's pages share: the projects, and who may do what."""
+"""The base of the code host's pages: the projects, and who may do what."""
 
 from __future__ import annotations
 

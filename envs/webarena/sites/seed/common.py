@@ -1,4 +1,4 @@
-"""What the made-up data of all sites is drawn with."""
+"""Draws the made-up data of all sites."""
 
 from __future__ import annotations
 
