@@ -154,7 +154,7 @@ class OfflineAlgorithm(LLMAlgorithm):
     def sample_maker(self) -> SampleMaker:
         config = self.config
         return SampleMaker(
-            chat=ChatTokenizer(str(resolve_base_model(config.base_model)), chat_template=config.chat_template),
+            chat=ChatTokenizer(str(resolve_base_model(config.base_model)), **config.chat_options),
             max_tokens=config.max_model_len,
             observation_weight=config.observation_weight,
             retokenize=config.retokenize,

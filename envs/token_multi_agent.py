@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.envs.text_space import UNREADABLE
-from rllm_gym.envs.wrappers import check_action, check_max_tokens, hear
+from rllm_gym.envs.wrappers import MOST_TURNS, check_action, check_max_tokens, hear, told_of
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
@@ -50,7 +50,8 @@ class TokenMultiAgentEnv:
         self.chat = chat_tokenizer(tokenizer, chat_template)
         self.max_tokens = max_tokens
         self.possible_agents: list[str] = list(env.possible_agents)
-        space = TokenSequence(self.chat.vocab_size, max_tokens)
+        longest = max_tokens * (1 + 2 * MOST_TURNS) if self.chat.history == "as_template" else max_tokens
+        space = TokenSequence(self.chat.vocab_size, longest)
         self.observation_spaces = dict.fromkeys(self.possible_agents, space)
         self.action_spaces = {agent: TokenSequence(space.vocab_size, max_tokens) for agent in self.possible_agents}
         self._conversations: dict[str, Conversation] = {}
@@ -125,5 +126,4 @@ class TokenMultiAgentEnv:
 
     def _with_messages(self, infos: Mapping[str, Any], texts: Iterable[str]) -> dict[str, Any]:
         """Add the conversation to the info of everyone who heard something."""
-        messages = {agent: {"messages": list(self._conversations[agent].messages)} for agent in texts}
-        return {**infos, **{agent: {**infos.get(agent, {}), **extra} for agent, extra in messages.items()}}
+        return {**infos, **{agent: {**infos.get(agent, {}), **told_of(self._conversations[agent])} for agent in texts}}

@@ -17,6 +17,7 @@ from rllm_gym.tokens import Conversation, chat_tokenizer
 from rllm_gym.types import TokenIds
 
 MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
+MOST_TURNS = 64  # that the space of observations has room for, where a prompt has all of them
 _CHARS_PER_TOKEN = 4  # of English text
 
 
@@ -47,8 +48,9 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     An environment that says in `info["context_turns"]` which of its turns (counted from 0, the last one among them) the
     policy shall still read, as an `AgentEnv` does, has the history rewritten where that leaves one out: then the
     observation is a whole new prompt, of the first observation and those turns' actions and replies, all as they were
-    sampled and rendered. `info["num_repeated_tokens"]` are the tokens at its beginning that came before. `messages`
-    remain the whole conversation; from then on `info["context_messages"]` are those that the policy reads.
+    sampled and rendered. `info["num_repeated_tokens"]` are the tokens at its beginning that came before. So it is, too,
+    where the chat template rewrites what was said (`ChatTokenizer.history` is "as_template"). `messages` remain the
+    whole conversation; from then on `info["context_messages"]` are those that the policy reads, where it is not all.
 
     `env.unwrapped` is the text environment.
 
@@ -85,13 +87,12 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             env.unwrapped.count_tokens = chat.count_tokens
         self.max_tokens = max_tokens
         kept_turns = env.get_wrapper_attr("max_kept_turns") if env.has_wrapper_attr("max_kept_turns") else None
+        if kept_turns is None and chat.history == "as_template":
+            kept_turns = MOST_TURNS
         longest = max_tokens * (1 + 2 * (kept_turns or 0))  # a rewritten prompt: the opening, actions and replies
         self.observation_space = TokenSequence(chat.vocab_size, longest)
         self.action_space = self._actions = TokenSequence(chat.vocab_size, max_tokens)
         self._conversation: Conversation | None = None
-        self._opening = np.zeros(0, np.int64)
-        self._turns: list[tuple[TokenIds, TokenIds]] = []  # action and reply
-        self._in_context: list[int] = []
 
     @property
     def end_of_turn_id(self) -> int:
@@ -116,9 +117,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         }
         self._conversation = Conversation(self.chat, **said)
         request = info.get(REQUEST, "")
-        self._opening = hear(self._conversation, text, max_tokens=self.max_tokens, who=self, request=request)
-        self._turns, self._in_context = [], []
-        return self._opening, self._with_messages(info)
+        observation = hear(self._conversation, text, max_tokens=self.max_tokens, who=self, request=request)
+        return observation, self._with_messages(info)
 
     def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._conversation is None:
@@ -132,27 +132,24 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             max_tokens=self.max_tokens,
             who=self,
             request=info.get(REQUEST, ""),
+            kept=info.get("context_turns"),
         )
-        info = self._with_messages(info)
-        self._turns.append((np.asarray(action, np.int64), observation))
-        self._in_context.append(len(self._turns) - 1)
-        kept = info.pop("context_turns", self._in_context)
-        if kept != self._in_context:
-            self._in_context = list(kept)
-            info["num_repeated_tokens"] = -len(observation)
-            observation = np.concatenate([self._opening, *(ids for turn in kept for ids in self._turns[turn])])
-            info["num_repeated_tokens"] += len(observation)
-        if len(self._in_context) < len(self._turns):
-            messages = info["messages"]
-            num_opening = len(messages) - 2 * len(self._turns)
-            of_turns = (messages[num_opening + 2 * turn :][:2] for turn in self._in_context)
-            info["context_messages"] = [*messages[:num_opening], *(message for pair in of_turns for message in pair)]
-        return observation, reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, self._with_messages(info)
 
     def _with_messages(self, info: dict[str, Any]) -> dict[str, Any]:
-        assert self._conversation is not None
-        said = {key: value for key, value in info.items() if key != REQUEST}
-        return {**said, "messages": list(self._conversation.messages)}
+        said = {key: value for key, value in info.items() if key not in (REQUEST, "context_turns")}
+        return {**said, **told_of(self._conversation)}
+
+
+def told_of(conversation: Conversation | None) -> dict[str, Any]:
+    """Return what the info says of a conversation, see `TokenEnv`."""
+    assert conversation is not None
+    told: dict[str, Any] = {"messages": list(conversation.messages)}
+    if conversation.num_repeated:
+        told["num_repeated_tokens"] = conversation.num_repeated
+    if conversation.leaves_out_turns:
+        told["context_messages"] = conversation.context_messages
+    return told
 
 
 def check_max_tokens(max_tokens: int | None, who: str) -> int:
@@ -178,12 +175,14 @@ def hear(
     max_tokens: int,
     who: Any,
     request: str = "",
+    kept: Sequence[int] | None = None,
 ) -> TokenIds:
     """Return the ids that an environment's text adds to a conversation, after making it readable and no longer than
     `max_tokens`, see `TokenEnv`.
 
     Args:
         request: the end of the text that asks the policy for something, which is never cut off.
+        kept: the turns that the policy reads on, see `Conversation.reply`.
 
     Raises:
         TypeError: the text is none.
@@ -200,10 +199,11 @@ def hear(
 
     text = UNREADABLE.sub("", text).removesuffix(request)
     text = _shorten(text, max_tokens, lambda words: count(words + request)) + request
-    ids = (
-        conversation.open(text, terminated=terminated) if is_first else conversation.reply(text, terminated=terminated)
-    )
-    if len(ids) <= max_tokens:
+    if not is_first:
+        ids = conversation.reply(text, terminated=terminated, kept=kept)
+    else:
+        ids = conversation.open(text, terminated=terminated)
+    if len(ids) - conversation.num_repeated <= max_tokens:
         return ids
     raise EnvError(
         f"{who}: the system prompt and the chat template must leave room in max_tokens={max_tokens}; got {len(ids)} "

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import ext, nodes, sandbox
+from jinja2 import ext, nodes
 
 from rllm_gym.errors import ChatTemplateError, nearest
+from rllm_gym.template_sandbox import BoundedSandbox
 
 CHAT_TEMPLATE_DIR = Path(__file__).parent / "assets" / "chat_templates"
+# What a template takes for today (Llama 3.1's, gpt-oss's): the clock's would change prompts overnight.
+TEMPLATE_DATE = "2026-01-01"
+# Variables of a template that are no arguments of one's own.
+_TAKEN = ("messages", "add_generation_prompt", "continue_final_message", "strftime_now", "raise_exception")
 
 
 def shipped_names() -> str:
@@ -37,18 +42,37 @@ def find_template(chat_template: str | Path) -> str:
     )
 
 
-def renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[..., str]:
+def renderer(
+    source: str,
+    special_tokens: Mapping[str, str],
+    *,
+    template_kwargs: Mapping[str, Any] = {},
+    template_date: str | None = None,
+) -> Callable[..., str]:
     """Return a function of `messages` and `add_generation_prompt`, both by name, that renders a conversation.
 
-    It returns what `apply_chat_template(messages, tokenize=False)` of transformers returns.
+    It returns what `apply_chat_template(messages, tokenize=False, **template_kwargs)` of transformers returns on that
+    date.
 
     Args:
         special_tokens: by the names that templates know them by, such as `bos_token`.
+        template_kwargs: more variables, such as `enable_thinking`.
+        template_date: as 2026-01-31, what `strftime_now` writes; None is `TEMPLATE_DATE`.
 
     Raises:
-        jinja2.TemplateError: the source is no template; the function raises it where the template refuses the messages.
+        ChatTemplateError: the date or an argument cannot be.
+        jinja2.TemplateError: the source is no template; the function raises it where the template refuses the messages,
+            or does more than any conversation needs.
     """
-    return partial(_compile(source).render, tools=None, documents=None, **special_tokens)
+    try:
+        day = date.fromisoformat(str(template_date or TEMPLATE_DATE))
+    except ValueError as error:
+        raise ChatTemplateError(f"template_date: must be a date like 2026-01-31; got {template_date!r}.") from error
+    if taken := sorted(set(template_kwargs) & set(_TAKEN)):
+        raise ChatTemplateError(f"chat_template_kwargs: {taken[0]!r} is not for arguments. Leave it out.")
+    variables = {"tools": None, "documents": None, **special_tokens, **template_kwargs, "strftime_now": day.strftime}
+    environment = _environment()
+    return partial(environment.render_bounded, _compile(source), **variables)
 
 
 def role_markers(
@@ -89,17 +113,19 @@ class _Generation(ext.Extension):
 
 @lru_cache(maxsize=32)
 def _compile(source: str) -> jinja2.Template:
-    """Compile in the sandbox of transformers, with its settings, extensions and functions.
+    return _environment().compile_bounded(source)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> BoundedSandbox:
+    """Return the sandbox of transformers, with its settings, extensions and functions, and with bounds.
 
     Source: transformers 5.19, utils/chat_template_utils.py.
     """
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+    environment = BoundedSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment.from_string(source)
+    return environment
 
 
 def _to_json(

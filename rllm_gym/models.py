@@ -19,6 +19,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "config.json",
+    "generation_config.json",
     "merges.txt",
     "sentencepiece*",
     "spiece.model",

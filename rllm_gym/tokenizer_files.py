@@ -14,6 +14,8 @@ from tokenizers import AddedToken, Tokenizer
 from rllm_gym.errors import ChatTemplateError, ConfigError
 from rllm_gym.models import resolve_tokenizer
 
+MOST_ENDS = 32  # of a turn, that a file may list
+
 
 @dataclass(frozen=True)
 class TokenizerParts:
@@ -24,12 +26,14 @@ class TokenizerParts:
         backend: neither cuts nor pads; nobody else changes it.
         special_tokens: by the names that templates know them by, such as `bos_token`.
         chat_template: Jinja source, or None.
+        end_ids: what ends a turn for the model: `eos_token_id` of its generation_config.json.
     """
 
     name: str
     backend: Tokenizer
     special_tokens: Mapping[str, str]
     chat_template: str | None
+    end_ids: tuple[int, ...] = ()
 
 
 def read_tokenizer(tokenizer: Any) -> TokenizerParts:
@@ -89,7 +93,14 @@ def _read_folder(folder: Path) -> TokenizerParts:
         if token.content not in known:
             known.add(token.content)
             backend.add_tokens([token])
-    return TokenizerParts(str(folder), backend, named, _template_of(folder, config))
+    return TokenizerParts(str(folder), backend, named, _template_of(folder, config), _end_ids(folder))
+
+
+def _end_ids(folder: Path) -> tuple[int, ...]:
+    """Return the end tokens of generation_config.json; whatever is no token's number there is none."""
+    listed = _json_of(folder / "generation_config.json").get("eos_token_id")
+    ids = listed if isinstance(listed, list) else [listed]
+    return tuple(i for i in ids[:MOST_ENDS] if isinstance(i, int) and not isinstance(i, bool) and i >= 0)
 
 
 def _uncut(backend: Tokenizer) -> Tokenizer:

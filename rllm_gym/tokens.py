@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,7 +15,8 @@ from jinja2 import TemplateError
 from tokenizers import AddedToken
 
 from rllm_gym.chat_template import any_of, find_template, renderer, role_markers, shipped_names
-from rllm_gym.errors import ChatTemplateError
+from rllm_gym.errors import ChatTemplateError, ConfigError, nearest
+from rllm_gym.kept_spans import EncodedText, sampled_tokens, spans_of, splice
 from rllm_gym.models import resolve_tokenizer
 from rllm_gym.tokenizer_files import load_with_transformers, read_tokenizer
 from rllm_gym.types import Message, TokenIds
@@ -38,14 +40,18 @@ _PROBE_TURNS = (
     "Thought: it is done.\nAction: craft 4 stick",
     "Crafted 4 stick",
 )
+HISTORIES = ("auto", "append_only", "as_template")
+_OPENS_THOUGHT, _CLOSES_THOUGHT = "<think>", "</think>"
 
 
 class ChatTokenizer:
-    """A tokenizer with a chat template that only ever appends.
+    """A tokenizer with a chat template, for conversations that grow turn by turn.
 
-    On construction the template proves on short conversations that the ids of `Conversation` are the ids that it
-    renders for the same messages. Everything is read-only from then on: one object serves many conversations and
-    threads.
+    Most templates only ever append. On construction such a template proves on short conversations that the ids of
+    `Conversation` are the ids that it renders for the same messages. Other templates rewrite what was said: they drop
+    old thoughts, or open one in the generation prompt. With those (`history` is "as_template") every turn's prompt is
+    what the template renders for the messages, with the ids that were sampled wherever their text is kept.
+    Everything is read-only after the construction: one object serves many conversations and threads.
 
     A token in the list of added tokens ("special" or not) is written by the template or sampled by the policy. Text
     from an environment that spells one is encoded as ordinary characters.
@@ -57,17 +63,24 @@ class ChatTokenizer:
             "qwen3_append_only". None takes the tokenizer's own.
         vocab_size: the model's, where it is larger than the tokenizer's: many models have more outputs than there are
             tokens, and sometimes sample one, which is no text.
+        history: "append_only" refuses a template that rewrites what was said, "as_template" renders the whole
+            conversation at every turn, "auto" does so where the template is not append-only.
+        chat_template_kwargs: variables of the template, such as `enable_thinking`.
+        template_date: the date that a template writes, as 2026-01-31; None is `TEMPLATE_DATE`.
 
     Attributes:
         chat_template: the Jinja source in use.
-        end_of_turn_id: the token that the template writes after an assistant's content. `eos_token` is often another
+        history: "append_only" or "as_template".
+        end_of_turn_id: the token that the template writes after an assistant's content: the marker of the next role,
+            where it writes nothing else (GLM), and `eos_token` where it writes no token. `eos_token` is often another
             one.
-        stop_ids: what ends a sampled turn: `end_of_turn_id`, then the tokenizer's `eos_token` where that differs.
+        stop_ids: what ends a sampled turn: `end_of_turn_id`, then the tokenizer's `eos_token` and the `eos_token_id` of
+            the model's generation_config.json, where these differ.
         role_markers: what the template writes before a content to say whose it is, as text.
         vocab_size: every id is smaller.
 
     Raises:
-        ChatTemplateError: there is no template, or it cannot be used turn by turn.
+        ChatTemplateError: there is no template, or it cannot be used as `history` says.
     """
 
     def __init__(
@@ -75,15 +88,32 @@ class ChatTokenizer:
         tokenizer: str | Path | PreTrainedTokenizerBase | ChatTokenizer | None = None,
         chat_template: str | Path | None = None,
         vocab_size: int = 0,
+        history: str = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        template_date: str | None = None,
     ):
+        if history not in HISTORIES:
+            raise ConfigError(
+                f"history: must be one of {', '.join(HISTORIES)}; got {history!r}. Did you mean "
+                f"{nearest(str(history), HISTORIES)!r}?"
+            )
         if isinstance(tokenizer, ChatTokenizer):
             chat_template = chat_template or tokenizer.chat_template
             vocab_size = max(vocab_size, tokenizer.vocab_size)
-            tokenizer = tokenizer._args[0]
-        self._args: tuple[Any, str | Path | None, int] = (tokenizer, chat_template, vocab_size)
+            tokenizer, *_, kwargs, date = tokenizer._args
+            chat_template_kwargs, template_date = chat_template_kwargs or kwargs, template_date or date
+        self._args: tuple[Any, ...] = (
+            tokenizer,
+            chat_template,
+            vocab_size,
+            history,
+            chat_template_kwargs,
+            template_date,
+        )
         parts = read_tokenizer(tokenizer)
         self.name = parts.name
         self._backend = parts.backend
+        self._backend.post_processor = None  # it adds nothing here, and moves the offsets of tokens
         self._plain_backend: Any = None
         source = parts.chat_template if chat_template is None else find_template(chat_template)
         if source is None:
@@ -104,23 +134,35 @@ class ChatTokenizer:
         self._normalizer = self._backend.normalizer if is_normalized else None
         self.vocab_size: int = max(self._backend.get_vocab_size(), 1 + max(decoder, default=-1), vocab_size)
 
+        self._hard_ids = frozenset(i for i, _ in self._added.values())
         special = [content for content, (_, token) in self._added.items() if token.special]
         self._protected_in_actions = any_of([*special, _FENCE])
+        eos = self._backend.token_to_id(parts.special_tokens.get("eos_token", ""))
+        ends = [i for i in ([] if eos is None else [eos]) + list(parts.end_ids) if i < self.vocab_size]
+        self._as_parts = False
+        self.has_system_role = True
+        self._end_of_turn = ""
         try:
-            self._template = renderer(source, parts.special_tokens)
+            self._template = renderer(
+                source, parts.special_tokens, template_kwargs=chat_template_kwargs or {}, template_date=template_date
+            )
+            self._as_parts = self._finds_parts()
             self.has_system_role = self._find_system_role()
-            self.end_of_turn_id = self._find_end_of_turn()
+            self.end_of_turn_id, ends_at_once = self._find_end_of_turn(ends)
+            self._end_of_turn = self._text_of(self.end_of_turn_id)
+            self._protected_in_actions = any_of([*special, self._end_of_turn, _FENCE])
+            self.stop_ids = tuple(dict.fromkeys([self.end_of_turn_id, *ends]))
+            self._lead, self._strips_lead = self._find_lead()
+            self.history = self._choose_history(history, ends_at_once)
+            bos = parts.special_tokens.get("bos_token", "")
+            self.role_markers = role_markers(
+                self._render_plainly, self._end_of_turn, bos, has_system_role=self.has_system_role
+            )
         except TemplateError as error:
             raise self._error(
-                "must render a user's and an assistant's turn", f"{type(error).__name__}: {error}"
+                "must render a user's and an assistant's turn",
+                f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             ) from error
-        self._end_of_turn = decoder[self.end_of_turn_id].content
-        self._protected_in_actions = any_of([*special, self._end_of_turn, _FENCE])
-        eos = self._backend.token_to_id(parts.special_tokens.get("eos_token", ""))
-        self.stop_ids = (self.end_of_turn_id,) + ((eos,) if eos not in (None, self.end_of_turn_id) else ())
-        self._check_append_only()
-        bos = parts.special_tokens.get("bos_token", "")
-        self.role_markers = role_markers(self._template, self._end_of_turn, bos, has_system_role=self.has_system_role)
         self._role_marker = any_of(self.role_markers)
 
     @cached_property
@@ -147,17 +189,72 @@ class ChatTokenizer:
         rendered = self._render(messages, add_generation_prompt, saved)
         return self._encode(rendered.partition(_SENTINEL)[2], saved)
 
-    def encode_action(self, text: str) -> list[int]:
-        """Return the ids of a whole assistant turn: `text` and the end-of-turn token."""
+    def encode_turns(
+        self, messages: Sequence[Message], sampled: Mapping[int, Sequence[int]], *, add_generation_prompt: bool
+    ) -> tuple[list[int], int]:
+        """Return the ids of a conversation in which turns that were sampled keep their ids wherever their text is kept.
+
+        The text is what the template renders for `messages`; outside the sampled turns the ids are its tokens.
+
+        Args:
+            sampled: of the messages, by their numbers, that were sampled: the ids without what ended the turn.
+
+        Returns:
+            The ids, and how many of them stand before what follows the last sampled turn.
+        """
+        sampled = {k: ids for k, ids in sampled.items() if _FENCE not in messages[k]["content"]}
+        marked = [_message(m["role"], f"{_SENTINEL}-{k}-") if k in sampled else m for k, m in enumerate(messages)]
         saved: list[str] = []
-        protected = self._protect(text, saved, self._protected_in_actions)
+        try:
+            rendered = self._render(messages, add_generation_prompt, saved, as_said=sampled)
+        except TemplateError:  # it refuses what the policy wrote (gpt-oss: a channel's marker), so that is plain text
+            saved.clear()
+            rendered = self._render(messages, add_generation_prompt, saved)
+        saved_too: list[str] = []
+        skeleton = self._restored(self._render(marked, add_generation_prompt, saved_too), saved_too)
+        encoded = self._encode_text(rendered, saved)
+        texts = [self.decode_action(ids) for ids in sampled.values()]
+        found = spans_of(encoded.text, skeleton, [f"{_SENTINEL}-{k}-" for k in sampled], texts)
+        kept = [
+            tokens
+            for spans, text, ids in zip(found, texts, sampled.values(), strict=True)
+            for span in spans
+            if (tokens := sampled_tokens(ids, text, span, self.decode_action)) is not None
+        ]
+        ids = splice(encoded, kept, lambda text: self._plain(saved).encode(text, add_special_tokens=False).ids)
+        last = skeleton.rfind(f"{_SENTINEL}-") if sampled else -1
+        num_after = len(skeleton) - last - len(f"{_SENTINEL}-{max(sampled, default=0)}-")
+        after = sum(start >= len(encoded.text) - num_after for start in encoded.starts) if last >= 0 else 0
+        return ids, max(1, len(ids) - after)
+
+    def encode_action(self, text: str) -> list[int]:
+        """Return the ids of a whole assistant turn: `text`, as the template writes it, and the end-of-turn token."""
+        saved: list[str] = []
+        has_thought = _CLOSES_THOUGHT in text and _CLOSES_THOUGHT in self._lead
+        lead = "" if has_thought or text.startswith(self._lead) else self._lead
+        protected = lead + self._protect(text, saved, self._protected_in_actions)
         # Encoded behind the generation prompt, since some tokenizers mark the beginning of a text.
         prompt = self._render([_message("user", "?")], True, [])
         prompt_ids = self._encode(prompt, [])
-        ids = self._encode(prompt + protected + self._end_of_turn, saved)
+        is_added = self._end_of_turn in self._added
+        end = self._end_of_turn if is_added else ""
+        ids = self._encode(prompt + protected + end, saved)
         if ids[: len(prompt_ids)] != prompt_ids:  # prompt and text share a token, which no policy could sample
-            ids = prompt_ids + self._encode(protected + self._end_of_turn, saved)
-        return ids[len(prompt_ids) :]
+            ids = prompt_ids + self._encode(protected + end, saved)
+        return ids[len(prompt_ids) :] + ([] if is_added else [self.end_of_turn_id])
+
+    def without_end(self, ids: Sequence[int]) -> list[int]:
+        """Return a sampled turn without the token that ended it, if one did."""
+        listed = [int(i) for i in ids]
+        return listed[:-1] if listed and listed[-1] in self.stop_ids else listed
+
+    def said(self, ids: Sequence[int]) -> str:
+        """Return what a sampled turn says to the other side, without the token that ended it.
+
+        Where the template writes a marker before an answer (the final channel of gpt-oss), that is what follows it.
+        """
+        text = self.decode_action(self.without_end(ids))
+        return text.rpartition(self._lead)[2] if self._strips_lead else text
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens spelt out."""
@@ -188,16 +285,30 @@ class ChatTokenizer:
             return [_message("user", f"{system_prompt}\n\n{text}")]
         return [_message("system", system_prompt), _message("user", text)]
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, saved: list[str]) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        saved: list[str],
+        as_said: Mapping[int, Any] = {},
+    ) -> str:
         """Render with placeholders for whatever in the contents could be mistaken for an added token.
 
-        What an assistant said keeps those that are not special: a policy writes its thoughts between them.
+        What an assistant said keeps those that are not special: a policy writes its thoughts between them. The messages
+        `as_said` stay as they are.
         """
         protected = []
-        for m in messages:
+        for k, m in enumerate(messages):
             pattern = self._protected_in_actions if m["role"] == "assistant" else self._protected
-            protected.append(_message(m["role"], self._protect(m["content"], saved, pattern)))
-        return self._template(messages=protected, add_generation_prompt=add_generation_prompt)
+            content = m["content"] if k in as_said else self._protect(m["content"], saved, pattern)
+            protected.append(_message(m["role"], content))
+        return self._render_plainly(messages=protected, add_generation_prompt=add_generation_prompt)
+
+    def _render_plainly(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        shaped: list[dict[str, Any]] = list(messages)  # type: ignore[arg-type]
+        if self._as_parts:
+            shaped = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        return self._template(messages=shaped, add_generation_prompt=add_generation_prompt)
 
     def _protect(self, text: str, saved: list[str], pattern: re.Pattern[str]) -> str:
         def placeholder(match: re.Match[str]) -> str:
@@ -212,25 +323,56 @@ class ChatTokenizer:
 
     def _encode(self, text: str, saved: list[str]) -> list[int]:
         """Encode a rendered text; in what is saved, nothing becomes an added token."""
+        return [i for _, found in self._pieces(text, saved) for i in (found.ids if hasattr(found, "ids") else [found])]
+
+    def _encode_text(self, text: str, saved: list[str]) -> EncodedText:
+        """Encode a rendered text, and tell which of its characters each token stands for."""
+        ids, starts, ends = [], [], []
+        whole = ""
+        for piece, found in self._pieces(text, saved):
+            if hasattr(found, "ids"):
+                ids += found.ids
+                starts += [len(whole) + start for start, _ in found.offsets]
+                ends += [len(whole) + end for _, end in found.offsets]
+            else:
+                ids.append(found)
+                starts.append(len(whole))
+                ends.append(len(whole) + len(piece))
+            whole += piece
+        return EncodedText(whole, ids, starts, ends, [k for k, i in enumerate(ids) if i in self._hard_ids])
+
+    def _pieces(self, text: str, saved: list[str]) -> Iterator[tuple[str, Any]]:
+        """Yield the pieces of a rendered text, placeholders restored: each with its encoding, or its id."""
         if not saved:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            yield text, self._backend.encode(text, add_special_tokens=False)
+            return
+        end = 0
+        for match in [*self._split.finditer(text), None]:
+            plain = text[end : match.start() if match else None]
+            if plain:
+                plain = self._restored(plain, saved)
+                yield plain, self._plain(saved).encode(plain, add_special_tokens=False)
+            if match:
+                yield match[0], self._id_of(match[0])
+                end = match.end()
+
+    def _plain(self, saved: list[str]) -> Any:
+        """Return what encodes text between added tokens: where some are spelt out, what makes none of them."""
+        if not saved:
+            return self._backend
         if self._plain_backend is None:
             plain_backend = deepcopy(self._backend)
             # Special ones can be switched off.
             plain_backend.add_special_tokens([AddedToken(content, special=True) for content in self._added])
             plain_backend.encode_special_tokens = True
             self._plain_backend = plain_backend
-        ids: list[int] = []
-        end = 0
-        for match in [*self._split.finditer(text), None]:
-            plain = text[end : match.start() if match else None]
-            if plain:
-                plain = self._restore.sub(lambda m: saved[int(m[1])], plain)
-                ids += self._plain_backend.encode(plain, add_special_tokens=False).ids
-            if match:
-                ids.append(self._id_of(match[0]))
-                end = match.end()
-        return ids
+        return self._plain_backend
+
+    def _restored(self, text: str, saved: list[str]) -> str:
+        return self._restore.sub(lambda m: saved[int(m[1])], text) if saved else text
+
+    def _text_of(self, token_id: int) -> str:
+        return self._backend.get_added_tokens_decoder()[token_id].content if token_id in self._hard_ids else ""
 
     def _id_of(self, matched: str) -> int:
         """Return the id of an added token, which may have swallowed the white space around it."""
@@ -242,17 +384,82 @@ class ChatTokenizer:
         except TemplateError:
             return False
 
-    def _find_end_of_turn(self) -> int:
-        rendered = self._render([_message("user", "?"), _message("assistant", _SENTINEL)], False, [])
-        after = rendered.partition(_SENTINEL)[2]
-        match = self._split.match(after)
-        if match is None:
-            raise self._error(
-                "must end an assistant's content with a special token", f"{after[:40]!r} after an assistant's content"
-            )
-        return self._id_of(match[0])
+    def _finds_parts(self) -> bool:
+        """Return whether the template wants contents as lists of parts, as those of models with images do."""
+        messages = [_message("user", _SENTINEL)]
+        try:
+            if _SENTINEL in self._render(messages, True, []):
+                return False
+        except TemplateError:
+            pass
+        self._as_parts = True
+        try:
+            return _SENTINEL in self._render(messages, True, [])
+        except TemplateError:
+            return False
+        finally:
+            self._as_parts = False
 
-    def _check_append_only(self) -> None:
+    def _find_end_of_turn(self, ends: Sequence[int]) -> tuple[int, bool]:
+        """Return the token that ends an assistant's turn, and whether the template writes it right after the content.
+
+        Args:
+            ends: what ends a turn for the tokenizer and for the model.
+        """
+        for messages in ([], [_message("user", "?")]):  # at the end, or else before the next turn
+            said = [_message("user", "?"), _message("assistant", _SENTINEL), *messages]
+            _, is_said, after = self._render(said, False, []).partition(_SENTINEL)
+            if not is_said:
+                raise self._error("must render what an assistant says", "a rendering without it")
+            if match := self._split.search(after):
+                return self._id_of(match[0]), match.start() == 0
+        if ends:
+            return ends[0], False
+        raise self._error(
+            "must end an assistant's content with a special token, or the tokenizer must have an eos_token",
+            f"{after[:40]!r} after an assistant's content",
+        )
+
+    def _find_lead(self) -> tuple[str, bool]:
+        """Return what stands between the generation prompt and a content, and whether it is a marker.
+
+        Where the generation prompt opens a thought, it is what closes that.
+        """
+        user = _message("user", "?")
+        prompt = self._render([user], True, [])
+        before = self._render([user, _message("assistant", _SENTINEL), user], False, []).partition(_SENTINEL)[0]
+        if before.startswith(prompt):
+            lead = before[len(prompt) :]
+            return lead, bool(lead.strip())
+        if _CLOSES_THOUGHT not in prompt.rpartition(_OPENS_THOUGHT)[2] and _OPENS_THOUGHT in prompt:
+            return f"\n{_CLOSES_THOUGHT}\n\n", False
+        return "", False
+
+    def _choose_history(self, history: str, ends_at_once: bool) -> str:
+        if history == "as_template":
+            return history
+        self.history = "append_only"
+        fault = self._append_only_fault() if ends_at_once else self._no_end()
+        if fault and ends_at_once and self.has_system_role:  # some put the system prompt into the last user's turn
+            self.has_system_role = False
+            fault_without = self._append_only_fault()
+            self.has_system_role = fault_without is not None
+            fault = fault_without
+        if history == "append_only":
+            if fault:
+                raise fault
+            return history
+        # A template that writes something before a content is followed exactly only by reading what was sampled.
+        return "as_template" if fault or self._lead else "append_only"
+
+    def _no_end(self) -> ChatTemplateError:
+        said = [_message("user", "?"), _message("assistant", _SENTINEL), _message("user", "?")]
+        after = self._render(said, False, []).partition(_SENTINEL)[2]
+        return self._error(
+            "must end an assistant's content with a special token", f"{after[:40]!r} after an assistant's content"
+        )
+
+    def _append_only_fault(self) -> ChatTemplateError | None:
         for system_prompt in _PROBE_SYSTEMS:
             conversation = Conversation(self, system_prompt)
             ids = list(conversation.open(_PROBE_TURNS[0]))
@@ -261,24 +468,68 @@ class ChatTokenizer:
                 conversation.act(action_ids)
                 terminated = reply == _PROBE_TURNS[-1]
                 ids = [*ids, *action_ids, *conversation.reply(reply, terminated=terminated)]
-                whole = self._template(messages=conversation.messages, add_generation_prompt=not terminated)
+                whole = self._render_plainly(conversation.messages, not terminated)
                 expected = self._encode(whole, [])
                 if ids != expected:
                     at = next((k for k, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b), len(expected))
-                    raise self._error(
+                    return self._error(
                         "must be append-only: what it rendered for a turn must stay as it is when the next one comes",
                         f"{self.decode(expected[at : at + 8])!r} in place of {self.decode(ids[at : at + 8])!r} "
                         f"(Qwen3's, for one, drops the thoughts of earlier turns)",
                     )
+        return None
+
+    def cost_of_history(self, num_turns: int = 5) -> tuple[int, float]:
+        """Return the samples that an episode of so many turns gives, each with a thought, and the share of their tokens
+        that more than one of them reads."""
+        conversation = Conversation(self, _PROBE_SYSTEMS[1])
+        num_tokens, num_repeated, num_samples = len(conversation.open(_PROBE_TURNS[0])), 0, 1
+        for k in range(num_turns):
+            action_ids = self.encode_action(_PROBE_TURNS[1])
+            conversation.act(action_ids)
+            added = conversation.reply(_PROBE_TURNS[2], terminated=False)
+            if k < num_turns - 1:
+                num_samples += bool(conversation.num_repeated)
+                num_tokens += len(added)
+                num_repeated += conversation.num_repeated
+            num_tokens += len(action_ids)
+        return num_samples, num_repeated / num_tokens
+
+    def notes(self) -> list[str]:
+        """Return what a run says of the template and of the ends of a turn before it starts; nothing where all is as
+        usual."""
+        lines = []
+        if self.history == "as_template":
+            num_samples, share = self.cost_of_history()
+            lines.append(
+                "history: as_template: the chat template rewrites what was said, so that five turns with thoughts give "
+                f"{num_samples} training samples, and {share:.0%} of their tokens are read more than once"
+            )
+        if len(self.stop_ids) > 2:
+            ends = ", ".join(repr(self.decode([i])) for i in self.stop_ids)
+            lines.append(f"a turn ends with one of {ends}")
+        return lines
 
     def _error(self, rule: str, got: str) -> ChatTemplateError:
-        return ChatTemplateError(
-            f"ChatTokenizer: the chat template of {self.name} {rule}; got {got}. "
-            f"Give chat_template= one that does: Jinja source, a .jinja file, or a shipped one ({shipped_names()})."
-        )
+        return ChatTemplateError(f"ChatTokenizer: the chat template of {self.name} {rule}; got {got}. {self._advice()}")
+
+    def _advice(self) -> str:
+        """Return what helps with this tokenizer."""
+        _, chat_template, _, history, *_ = self._args
+        if history == "append_only":
+            fitting = [name for name in shipped_names().split(", ") if name != chat_template and self._takes(name)]
+            shipped = f", or a shipped one ({', '.join(fitting)})" if fitting else ""
+            return f"Leave history: auto, or give chat_template= one that does: Jinja source, a .jinja file{shipped}."
+        return "Give chat_template= one that does, as Jinja source or a .jinja file."
+
+    def _takes(self, chat_template: str) -> bool:
+        source = find_template(chat_template)
+        if not all(token in self._added for token in re.findall(r"<\|\w+\|>", source)):
+            return False
+        return ChatTokenizer(self._args[0], chat_template).history == "append_only"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return chat_tokenizer, self._args
+        return _unpickled, self._args
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ChatTokenizer:
         return self
@@ -296,6 +547,8 @@ class ChatTokenizer:
             self.name,
             self.chat_template,
             self.vocab_size,
+            self.history,
+            json.dumps([self._args[4] or {}, self._args[5]], sort_keys=True, default=repr),
             tuple((content, i) for content, (i, _) in self._added.items()),
         )
 
@@ -310,11 +563,16 @@ class Conversation:
     exactly what the chat template renders for `messages`, as long as the policy samples canonical encodings. Ids
     sampled otherwise stay as sampled; the text is the same.
 
+    Where the template rewrites what was said, or turns are left out, a reply is a whole new prompt: then `num_repeated`
+    is the number of ids at its beginning that stand for what was said before, else 0.
+
     A template that has a default system prompt (Qwen2.5) writes it if `system_prompt` is empty, here as there.
     `preamble` are turns before the task: what a user says, and what the policy is taken to have answered.
 
     Attributes:
         messages: the conversation so far. Entries are only ever added.
+        context_messages: those that the policy reads.
+        num_repeated: of the last reply.
     """
 
     def __init__(self, chat: ChatTokenizer, system_prompt: str = "", preamble: Sequence[tuple[str, str]] = ()):
@@ -322,8 +580,14 @@ class Conversation:
         self.system_prompt = system_prompt
         self.preamble = preamble
         self.messages: list[Message] = []
+        self.num_repeated = 0
+        self._opening: TokenIds = np.zeros(0, np.int64)
+        self._num_opening = 0  # messages
+        self._actions: list[list[int]] = []
+        self._replies: list[TokenIds] = []  # append-only: what each added
+        self._kept: list[int] = []  # turns that the policy reads
+        self._context: list[int] = []  # as_template: what it has read and written
         self._awaits_action = False
-        self._is_cut = False
 
     def opening(self, text: str) -> list[Message]:
         """Return the messages up to the first one that the policy answers, `text`."""
@@ -336,11 +600,15 @@ class Conversation:
         if self.messages:
             raise ValueError("Conversation: open comes first and once; got a second call. Make a new Conversation.")
         self.messages += self.opening(text)
+        self._num_opening = len(self.messages)
         self._awaits_action = not terminated
-        return np.asarray(self.chat.encode_chat(self.messages, add_generation_prompt=not terminated), np.int64)
+        ids = self.chat.encode_chat(self.messages, add_generation_prompt=not terminated)
+        self._context = ids
+        self._opening = np.asarray(ids, np.int64)
+        return self._opening
 
     def act(self, ids: Sequence[int] | TokenIds) -> str:
-        """Record a sampled turn and return its text, without the end-of-turn token at its end.
+        """Record a sampled turn and return its text, without the token that ended it.
 
         Other special tokens are spelt out. A turn without the end-of-turn token was cut; the next reply supplies it.
         """
@@ -349,42 +617,99 @@ class Conversation:
                 "Conversation: the policy acts after a generation prompt; got an action without one. Reset first."
             )
         sampled = np.asarray(ids, np.int64).tolist()
-        self._is_cut = not sampled or sampled[-1] != self.chat.end_of_turn_id
-        text = self.chat.decode_action(sampled if self._is_cut else sampled[:-1])
+        text = self.chat.said(sampled)
         self.messages.append(_message("assistant", text))
+        self._kept = [*self._kept, len(self._actions)]
+        self._actions.append(sampled)
         self._awaits_action = False
         return text
 
-    def reply(self, text: str, *, terminated: bool) -> TokenIds:
-        """Return the ids that the environment adds to the stream after an action.
+    def reply(self, text: str, *, terminated: bool, kept: Sequence[int] | None = None) -> TokenIds:
+        """Return the ids that the environment adds to the stream after an action, or a whole new prompt.
 
         They are the end-of-turn token if the action lacked it, whatever the template writes after it, the user's turn,
         and, unless the episode has terminated, the generation prompt.
+
+        Args:
+            kept: the turns, counted from 0, that the policy reads on; None is all that it read before.
         """
         if self._awaits_action or not self.messages:
             raise ValueError("Conversation: a reply follows an action; got a reply without one. Call act before.")
-        ids = self.chat.encode_reply(text, add_generation_prompt=not terminated)
         self.messages.append(_message("user", text))
         self._awaits_action = not terminated
-        return np.asarray(ids if self._is_cut else ids[1:], np.int64)
+        is_cut_down = kept is not None and list(kept) != self._kept
+        if kept is not None:
+            self._kept = list(kept)
+        if self.chat.history == "as_template":
+            return self._as_template(add_generation_prompt=not terminated)
+        ids = self.chat.encode_reply(text, add_generation_prompt=not terminated)
+        is_ended = bool(self._actions[-1]) and self._actions[-1][-1] == self.chat.end_of_turn_id
+        added = np.asarray(ids[1:] if is_ended else ids, np.int64)
+        self._replies.append(added)
+        if not is_cut_down:
+            self.num_repeated = 0
+            return added
+        turns = [np.concatenate([np.asarray(self._actions[k], np.int64), self._replies[k]]) for k in self._kept]
+        prompt = np.concatenate([self._opening, *turns])
+        self.num_repeated = len(prompt) - len(added)
+        return prompt
+
+    @property
+    def leaves_out_turns(self) -> bool:
+        return len(self._kept) < len(self._actions)
+
+    @property
+    def context_messages(self) -> list[Message]:
+        pairs = [self.messages[self._num_opening + 2 * k :][:2] for k in self._kept]
+        return [*self.messages[: self._num_opening], *(message for pair in pairs for message in pair)]
+
+    def _as_template(self, *, add_generation_prompt: bool) -> TokenIds:
+        sampled = {
+            self._num_opening + 2 * position: self.chat.without_end(self._actions[k])
+            for position, k in enumerate(self._kept)
+        }
+        prompt, num_before = self.chat.encode_turns(
+            self.context_messages, sampled, add_generation_prompt=add_generation_prompt
+        )
+        read = self._context + self._actions[-1]
+        self._context = prompt
+        if prompt[: len(read)] == read:
+            self.num_repeated = 0
+            return np.asarray(prompt[len(read) :], np.int64)
+        self.num_repeated = num_before
+        return np.asarray(prompt, np.int64)
 
 
 def chat_tokenizer(
     tokenizer: str | Path | PreTrainedTokenizerBase | ChatTokenizer | None = None,
     chat_template: str | Path | None = None,
     vocab_size: int = 0,
+    **options: Any,
 ) -> ChatTokenizer:
     """Return a `ChatTokenizer`, the same one for the same names: environments of one process share it."""
-    if isinstance(tokenizer, ChatTokenizer) and chat_template is None:
+    options = {name: value for name, value in options.items() if value is not None}
+    if isinstance(tokenizer, ChatTokenizer) and chat_template is None and not options:
         return tokenizer
     if tokenizer is None or isinstance(tokenizer, str | Path):
-        return _shared_chat_tokenizer(tokenizer and str(tokenizer), chat_template and str(chat_template), vocab_size)
-    return ChatTokenizer(tokenizer, chat_template, vocab_size)
+        key = json.dumps(options, sort_keys=True, default=str)
+        return _shared_chat_tokenizer(
+            tokenizer and str(tokenizer), chat_template and str(chat_template), vocab_size, key
+        )
+    return ChatTokenizer(tokenizer, chat_template, vocab_size, **options)
 
 
 @lru_cache(maxsize=8)
-def _shared_chat_tokenizer(tokenizer: str | None, chat_template: str | None, vocab_size: int) -> ChatTokenizer:
-    return ChatTokenizer(tokenizer, chat_template, vocab_size)
+def _shared_chat_tokenizer(
+    tokenizer: str | None, chat_template: str | None, vocab_size: int, options: str
+) -> ChatTokenizer:
+    return ChatTokenizer(tokenizer, chat_template, vocab_size, **json.loads(options))
+
+
+def _unpickled(
+    tokenizer: Any, chat_template: Any, vocab_size: int, history: str, kwargs: Any, date: Any
+) -> ChatTokenizer:
+    options = {"history": None if history == "auto" else history, "chat_template_kwargs": kwargs, "template_date": date}
+    return chat_tokenizer(tokenizer, chat_template, vocab_size, **options)
 
 
 def _message(role: str, content: str) -> Message:

@@ -163,7 +163,8 @@ class Turn:
     """One completion, and what the environment had added before it.
 
     `context_index` counts the contexts of the stream: where the history was rewritten before this turn,
-    `observation_ids` is the whole new prompt, and a new sample begins. `kind` is what the completion was for, `action`,
+    `observation_ids` is the whole new prompt, and a new sample begins; `num_repeated` of its tokens stand for what was
+    said before. `kind` is what the completion was for, `action`,
     `plan`, `reflection` or `summary`, in which attempt at the task; `rewards` are the reward functions' values by name,
     not weighted.
     `env_step` counts the environment's steps before this action, so that turns of several agents can be put in order.
@@ -185,6 +186,7 @@ class Turn:
     attempt: int = 1
     rewards: dict[str, float] = field(default_factory=dict)
     token_versions: npt.NDArray[np.int64] | None = None
+    num_repeated: int = 0
 
     def take_info(self, info: Mapping[str, Any]) -> None:
         """Take over what the environment's info says of this turn."""

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from datetime import date
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -28,7 +30,10 @@ def turns(*contents, system=None):
 
 
 def render(source, messages, *, add_generation_prompt, special_tokens):
-    return renderer(source, special_tokens)(messages=messages, add_generation_prompt=add_generation_prompt)
+    today = str(date.today())  # transformers' own
+    return renderer(source, special_tokens, template_date=today)(
+        messages=messages, add_generation_prompt=add_generation_prompt
+    )
 
 
 CONVERSATIONS = [
@@ -86,7 +91,8 @@ def test_the_shipped_tokenizer_gives_the_tokens_that_transformers_gives():
         "{% for m in messages %}\n  {% if loop.last %}\n {% break %}\n  {% endif %}\n[{{ m.content }}]{% endfor %}",
         "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
         "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }} {{ 'é<&>' | tojson(ensure_ascii=true) }}",
-        "{{ strftime_now('%Y') }}{{ tools is none }}{{ documents is none }}{{ bos_token }}{{ eos_token is defined }}",
+        "{{ strftime_now('%Y-%m-%d') }}",
+        "{{ tools is none }}{{ documents is none }}{{ bos_token }}{{ eos_token is defined }}",
         "{% generation %}a{% set x = 1 %}{{ messages[0].content }}{% endgeneration %}{{ x is defined }}",
         "{%- if add_generation_prompt is defined and not add_generation_prompt %}{{ 'no' }}{%- endif %}\n",
     ],
@@ -106,6 +112,47 @@ def test_what_transformers_refuses_is_refused_with_the_same_error(source):
     with pytest.raises(jinja2.TemplateError) as ours:
         render(source, turns("x"), add_generation_prompt=False, special_tokens={})
     assert (type(ours.value), str(ours.value)) == (type(theirs.value), str(theirs.value))
+
+
+def test_a_date_is_the_one_that_is_set_and_never_the_clocks():
+    source, messages = "{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}", turns("x")
+    for given, said in ((None, "01 Jan 2026"), ("2024-07-26", "26 Jul 2024")):
+        text = renderer(source, {}, template_date=given)(messages=messages, add_generation_prompt=True)
+        assert text == f"{said} x"
+    with pytest.raises(ChatTemplateError, match=r"template_date: must be a date like 2026-01-31; got 'July'"):
+        renderer(source, {}, template_date="July")
+
+
+GROWING = "{% set ns = namespace(x='aaaaaaaaaa') %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 'text' * 10**10 }}",
+        "{{ 'text' * 9999999999 }}",
+        "{{ 9 ** 99999 ** 9 }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
+        "{% macro m() %}{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}{% endmacro %}{% set y = m() %}",
+        *(GROWING.replace("STEP", step) for step in ("ns.x ~ ns.x", "ns.x + ns.x", "ns.x * 99")),
+        *(GROWING.replace("STEP", step) for step in ("ns.x.replace('a', ns.x)", "ns.x | replace('a', ns.x)")),
+        "{{ 'a'.center(10000000000) }}{{ 'a' | center(10000000000) }}",
+        "{{ '%9999999999d' % 1 }}{{ '{:9999999999}'.format('a') }}{{ '{:{}}'.format('a', 9999999999) }}",
+        "{{ ''.join(['a' * 1000000] * 100000) }}",
+        "{{ messages | tojson(indent=99999999) }}",
+        "{{ 1 + 'a' }}",
+        "{{ 'x' }}" * 100_000,
+    ],
+)
+def test_a_template_that_recurses_grows_or_never_ends_is_refused_soon(source):
+    begun_s = time.thread_time()
+    with pytest.raises(ChatTemplateError, match="must render ") as caught:
+        ChatTokenizer(make_tokenizer("chatml"), source)
+    assert time.thread_time() - begun_s < 5 and "\n" not in str(caught.value)
 
 
 def test_tokens_that_only_the_config_lists_are_added_as_transformers_adds_them(tmp_path):

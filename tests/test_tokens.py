@@ -1,4 +1,5 @@
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -297,18 +298,31 @@ def test_sampled_ids_stay_as_sampled_and_are_equal_as_text():
     assert chat.decode(joined(stream)) == chat.tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-def test_an_action_is_decoded_without_its_last_end_of_turn_token_only():
+def test_whatever_ends_a_turn_is_not_in_its_text():
     chat = ChatTokenizer(make_tokenizer("llama3"))
     eot, eos, start = chat.tokenizer.convert_tokens_to_ids(["<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>"])
     said = chat.tokenizer.encode("Got", add_special_tokens=False)
     for ids, text in [
         ([*said, eot], "Got"),
         ([*said, eot, eot], "Got<|eot_id|>"),
-        ([start, *said, eos], "<|start_header_id|>Got<|end_of_text|>"),
+        ([start, *said, eos], "<|start_header_id|>Got"),
+        (said, "Got"),
     ]:
         conversation = Conversation(chat)
         conversation.open("Go.")
         assert conversation.act(np.array(ids)) == text == conversation.messages[-1]["content"]
+
+
+def test_the_ends_of_the_generation_config_stop_a_turn_and_are_told(tmp_path):
+    tokenizer = make_tokenizer("llama3")
+    tokenizer.save_pretrained(tmp_path)
+    start = tokenizer.convert_tokens_to_ids("<|start_header_id|>")
+    listed = [start, tokenizer.eos_token_id, "x", True, -1, 10**9]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    chat = ChatTokenizer(tmp_path)
+    assert chat.stop_ids == (chat.end_of_turn_id, tokenizer.eos_token_id, start)
+    assert chat.notes() == ["a turn ends with one of '<|eot_id|>', '<|end_of_text|>', '<|start_header_id|>'"]
+    assert ChatTokenizer(tokenizer).notes() == []
 
 
 def test_texts_of_any_language_and_white_space_are_rendered_as_the_template_does():
@@ -348,7 +362,7 @@ def test_of_two_special_tokens_the_longer_one_is_meant():
 
 def test_a_template_that_strips_old_thoughts_is_refused_with_the_way_out():
     with pytest.raises(ChatTemplateError) as caught:
-        ChatTokenizer(make_tokenizer("qwen3"))
+        ChatTokenizer(make_tokenizer("qwen3"), history="append_only")
     message = str(caught.value)
     assert "append-only" in message and "chat_template=" in message and "qwen3_append_only" in message
     assert "\n" not in message
@@ -372,24 +386,191 @@ def test_the_shipped_append_only_template_keeps_thoughts_where_they_were_sampled
     ("template", "rule"),
     [
         (CHATML.replace("{%- for", "{{- messages | length }}{%- for", 1), "must be append-only"),
-        # The system prompt moves to the last user turn.
-        (
-            "{% for m in messages %}{% if m.role == 'user' and loop.last and messages[0].role == 'system' %}"
-            "{{ messages[0].content }}{% endif %}{% if m.role != 'system' %}<|im_start|>{{ m.content }}<|im_end|>"
-            "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}",
-            "must be append-only",
-        ),
-        (CHATML.replace("<|im_end|>", "END"), "must end an assistant's content with a special token"),
+        (CHATML.replace("<|im_end|>", " and END"), "must end an assistant's content with a special token"),
         (CHATML.replace("'<|im_end|>", "' STOP<|im_end|>"), "must end an assistant's content with a special token"),
         ("{{ raise_exception('no') }}", "must render a user's and an assistant's turn"),
         ("{% for %}", "must render a user's and an assistant's turn"),
-        ("{{ messages[0].content }}<|im_end|>", "must end an assistant's content with a special token"),
+        ("{{ messages[0].content }}<|im_end|>", "must render what an assistant says"),
     ],
 )
 def test_templates_that_cannot_work_turn_by_turn_are_refused(template, rule):
     with pytest.raises(ChatTemplateError, match=rule) as caught:
-        ChatTokenizer(make_tokenizer("chatml"), template)
+        ChatTokenizer(make_tokenizer("chatml"), template, history="append_only")
     assert "chat_template=" in str(caught.value)
+
+
+MOVES_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{% if loop.last and messages[0].role == 'system' %}"
+    "{{ messages[0].content }}\n\n{% endif %}{{ m.content }}<|im_end|>{% elif m.role == 'assistant' %}"
+    "{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+
+
+def test_a_system_prompt_that_would_move_heads_the_first_user_turn():
+    chat = ChatTokenizer(make_tokenizer("chatml"), MOVES_SYSTEM)
+    stream, messages = play(chat, "Be brief.", terminated=False)
+    assert chat.history == "append_only" and messages[0]["content"] == f"Be brief.\n\n{TASK}"
+    assert joined(stream) == rendered(chat, messages, add_generation_prompt=True)
+    asked = ChatTokenizer(make_tokenizer("chatml"), MOVES_SYSTEM, history="as_template")
+    assert asked.opening("Be brief.", TASK)[0] == {"role": "system", "content": "Be brief."}
+
+
+R1 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "<|A|>{{ m.content.split('</think>')[-1].lstrip('\n') }}<|end_of_text|>{% else %}<|U|>{{ m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|A|><think>\n{% endif %}"
+)
+GLM = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}<think></think>\n{% endif %}"
+    "{{ m.content.split('</think>')[-1].strip() }}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+    "{% else %} {{ m.content | trim }}</s>{% endif %}{% endfor %}"
+)
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content | trim }} [/INST]"
+    "{% else %} {{ m.content | trim }} </s>{% endif %}{% endfor %}"
+)
+NO_END = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+CHANNELS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% if '<|channel|>' in m.content %}"
+    "{{ raise_exception('a channel in a content') }}{% endif %}<|start|>assistant<|channel|>final<|message|>"
+    "{{ m.content }}{{ '<|end|>' if not loop.last else '<|return|>' }}{% else %}"
+    "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+PARTS = CHATML.replace("m.content", "(m.content | map(attribute='text') | join)").replace(
+    "<|im_start|>' ~ m", "<|im_start|>' ~ loop.revindex ~ m"
+)
+REWRITING = {
+    "thoughts": (QWEN3, ["<think>", "</think>"]),
+    "r1": (R1, ["<|U|>", "<|A|>", "<think>", "</think>"]),
+    "glm": (GLM, ["<|user|>", "<|assistant|>", "<|system|>"]),
+    "mistral": (MISTRAL, ["[INST]", "[/INST]", "</s>"]),
+    "llama2": (LLAMA2, ["<s>", "</s>"]),
+    "no_end": (NO_END, []),
+    "channels": (CHANNELS, ["<|start|>", "<|channel|>", "<|message|>", "<|return|>", "<|end|>"]),
+    "counted": (CHATML.replace("{%- for", "{{- messages | length }}{%- for", 1), []),
+    "parts": (PARTS, []),
+}
+SAID = [
+    "<think>\nI need planks.\n</think>\n\nAction: get 2 oak planks",
+    "Action: look",
+    "<think>\nZ\u00fcrich \u6771\u4eac.\n</think>\n\nAction: craft\n\n4 stick",
+    "Action: go",
+    "Action: done",
+]
+
+
+def rewriting(name, **options):
+    template, added = REWRITING[name]
+    tokenizer = copy.deepcopy(make_tokenizer("qwen3" if name == "thoughts" else "chatml"))
+    tokenizer.add_tokens([AddedToken(content, special=content[1] != "t", normalized=False) for content in added])
+    if "<|end_of_text|>" in template:
+        tokenizer.add_special_tokens({"eos_token": "<|end_of_text|>", "bos_token": "<|endoftext|>"})
+    return ChatTokenizer(tokenizer, template, **options)
+
+
+def prompts(chat, system_prompt="", said=SAID, letters=False):
+    """Yield the ids that a policy reads at each turn, the conversation, and what was sampled so far."""
+    conversation = Conversation(chat, system_prompt)
+    read, sampled = conversation.open(TASK).tolist(), []
+    for action in said:
+        ids = chat.encode_action(action)
+        if letters:
+            end = ids.pop()
+            text = chat.decode_action(ids)
+            ids = [i for letter in text for i in chat.tokenizer.encode(letter, add_special_tokens=False)] + [end]
+        conversation.act(ids)
+        sampled.append(ids)
+        added = conversation.reply(" Got it.\n", terminated=False).tolist()
+        read = added if conversation.num_repeated else [*read, *ids, *added]
+        yield read, conversation, sampled
+
+
+@pytest.mark.parametrize("letters", [False, True])
+@pytest.mark.parametrize("system_prompt", ["", "Be brief."])
+@pytest.mark.parametrize("name", REWRITING)
+def test_where_a_template_rewrites_history_every_prompt_is_the_templates_own(name, system_prompt, letters):
+    chat = rewriting(name)
+    assert chat.history == "as_template"
+    for read, conversation, _ in prompts(chat, system_prompt, letters=letters):
+        text = chat._render_plainly(conversation.messages, True)
+        assert chat.decode(read) == text
+        if not letters:
+            assert read == chat._encode(text, [])
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_sampled_ids_stay_wherever_their_text_is_kept(name):
+    chat = rewriting(name)
+    for read, _, sampled in prompts(chat, said=["Action: look", "Action: wait", "Action: go"], letters=True):
+        for ids in sampled:
+            kept = chat.without_end(ids)[-len("Action: go") :]
+            assert any(read[k : k + len(kept)] == kept for k in range(len(read)))
+
+
+def test_a_thought_that_is_dropped_leaves_the_ids_of_the_answer():
+    chat = rewriting("thoughts")
+    *_, (read, conversation, sampled) = prompts(chat, said=SAID[:1], letters=True)
+    answer = chat.without_end(sampled[0])[-len("Action: get 2 oak planks") :]
+    assert any(read[k : k + len(answer)] == answer for k in range(len(read)))
+    assert "I need planks" not in chat.decode(read) and conversation.num_repeated < len(read)
+    assert chat.decode(read[conversation.num_repeated :]).startswith("<|im_end|>")
+
+
+def test_what_an_environment_spells_out_stays_text_where_history_is_rewritten():
+    chat = rewriting("thoughts")
+    conversation = Conversation(chat)
+    conversation.open(SPECIALS)
+    conversation.act(chat.encode_action(SAID[0]))
+    nasty = conversation.reply(SPECIALS, terminated=False).tolist()
+    assert nasty.count(chat.end_of_turn_id) == 3 and chat.decode(nasty).count(SPECIALS) == 2
+
+
+def test_the_marker_of_the_next_role_ends_a_turn_and_is_written_once():
+    chat = rewriting("glm")
+    user = chat.tokenizer.convert_tokens_to_ids("<|user|>")
+    assert chat.end_of_turn_id == user and chat.encode_action("go")[-1] == user
+    for read, _, sampled in prompts(chat, said=["a", "b"]):
+        assert read.count(user) == 1 + len(sampled)
+
+
+def test_a_final_channel_is_what_the_environment_reads():
+    chat = rewriting("channels")
+    ids = chat.tokenizer.encode(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>go"
+    )
+    conversation = Conversation(chat)
+    conversation.open(TASK)
+    assert conversation.act([*ids, chat.end_of_turn_id]) == "go" == conversation.messages[-1]["content"]
+    conversation.reply("x", terminated=False)
+    conversation.act(ids[:4])  # cut in its thought: the template refuses a content like this
+    assert "<|channel|>anal<|end|>" in chat.decode(conversation.reply("y", terminated=False))
+
+
+def test_what_it_costs_to_rewrite_history_is_told():
+    [line] = rewriting("thoughts").notes()
+    assert line.startswith("history: as_template: ") and "5 training samples" in line
+    assert rewriting("thoughts").cost_of_history()[0] == 5 and rewriting("mistral").cost_of_history() == (1, 0.0)
+
+
+def test_arguments_of_the_template_are_part_of_the_tokenizer():
+    template = CHATML + "{% if quiet %}<think></think>{% endif %}"
+    quiet = chat_tokenizer(None, template, chat_template_kwargs={"quiet": True})
+    assert quiet != chat_tokenizer(None, template) and quiet is chat_tokenizer(
+        None, template, chat_template_kwargs={"quiet": True}
+    )
+    assert pickle.loads(pickle.dumps(quiet)) == quiet
+    assert quiet.decode(quiet.encode_chat([{"role": "user", "content": "x"}], add_generation_prompt=True)).endswith(
+        "<think></think>"
+    )
+    with pytest.raises(ChatTemplateError, match="chat_template_kwargs: 'messages' is not for arguments"):
+        ChatTokenizer(None, template, chat_template_kwargs={"messages": []})
 
 
 def test_a_missing_template_and_an_unknown_one_are_named():

@@ -44,7 +44,9 @@ def _measured(algorithm: Any, game: str, env_config: Any, module_id: str) -> dic
     lm = module.bare_lm
     gathered = module.gather_parameters
     chat = ChatTokenizer(
-        str(resolve_base_model(config.base_model)), config.chat_template, lm.config.get_text_config().vocab_size
+        str(resolve_base_model(config.base_model)),
+        vocab_size=lm.config.get_text_config().vocab_size,
+        **config.chat_options,
     )
 
     was_training = lm.training

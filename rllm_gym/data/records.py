@@ -33,7 +33,7 @@ TurnKind = Literal["action", "plan", "reflection", "summary"]
 
 # The fields of a `Turn` that are arrays, and those that a record leaves out.
 TURN_DTYPES = {"observation_ids": np.int64, "action_ids": np.int64, "logp": np.float32, "token_versions": np.int64}
-NOT_RECORDED = ("num_cached_tokens", "is_trained")
+NOT_RECORDED = ("num_cached_tokens", "is_trained", "num_repeated")
 # The fields of an `EpisodeRecord` that a clock measures, as pydantic's `exclude` takes them: equal runs differ in them.
 CLOCKED = {"timings": True}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     policy = load_policy(module_folder(checkpoint, chosen))
     base_model = policy.model_config["base_model"]
     lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
-    chat = _chat_tokenizer(base_model, config.chat_template)
+    chat = _chat_tokenizer(base_model, config.chat_options)
     lm.config.use_cache = True  # training has no use for it
     lm.generation_config = _generation_config(lm.generation_config, list(chat.stop_ids))
     lm.save_pretrained(folder)
@@ -96,8 +97,8 @@ def load_policy(folder: Path) -> Any:
     return LLMModule.from_checkpoint(str(folder))
 
 
-def _chat_tokenizer(base_model: str, chat_template: str | None) -> Any:
+def _chat_tokenizer(base_model: str, options: Mapping[str, Any]) -> Any:
     from rllm_gym.models import resolve_base_model
     from rllm_gym.tokens import ChatTokenizer
 
-    return ChatTokenizer(str(resolve_base_model(base_model)), chat_template=chat_template)
+    return ChatTokenizer(str(resolve_base_model(base_model)), **options)

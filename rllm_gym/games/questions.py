@@ -70,4 +70,6 @@ def _question(env: TokenMultiAgentEnv, state: InformationState) -> Question:
         if actor == player:
             ids += [*observations[actor], *turn]
         observations, _, _, _, infos = env.step({actor: turn})
+        if infos.get(player, {}).get("num_repeated_tokens") and player in observations:
+            ids = []  # the observation is a whole prompt
     return Question([*map(int, ids), *map(int, observations[player])], infos[player]["messages"])

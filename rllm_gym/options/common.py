@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import Doc, TypedDict
 
 from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
@@ -28,6 +29,21 @@ class ModelOptions(OptionTable):
     ] = False
     chat_template: Annotated[
         str | None, Doc("replaces the tokenizer's: Jinja text, a path, or the name of a shipped one.")
+    ] = None
+    history: Annotated[
+        Literal["auto", "append_only", "as_template"],
+        Doc(
+            "how a conversation goes on. `append_only`: nothing that was read is ever rewritten, so that an episode is "
+            "one sample; other templates are refused. `as_template`: every prompt is what the template renders for the "
+            "messages, sampled tokens are kept where their text is, and a new sample begins where history was "
+            "rewritten. `auto` takes the second where the template is not append-only, and says what it costs."
+        ),
+    ] = "auto"
+    chat_template_kwargs: Annotated[dict, Doc("variables of the template, such as `{enable_thinking: false}`.")] = {}
+    template_date: Annotated[
+        str | None,
+        BeforeValidator(lambda value: value.isoformat() if isinstance(value, date) else value),
+        Doc("today, for a template that writes it, as 2026-01-31; null is 2026-01-01, and never the clock's."),
     ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,

@@ -112,7 +112,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         vocab_size = (
             AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code).get_text_config().vocab_size
         )
-        self.chat = ChatTokenizer(model, config.chat_template, vocab_size)
+        self.chat = ChatTokenizer(model, vocab_size=vocab_size, **config.chat_options)
         self.environments = config.environments
         # Read once: the configuration makes them anew each time.
         self._opponent_specs, self._adapter_hosts = config.opponent_specs, config.adapter_hosts
@@ -132,6 +132,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         torch.set_num_threads(config.num_env_runner_threads)
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
             make_token_env(environment, self.chat, self._opponent_specs).close()
+        if self.worker_index <= 1:
+            for note in self.chat.notes():
+                tell(note)
         base_models = base_models_of(config, self._module_ids(), self._opponent_specs, self._space)
         self.engines = make_engines(config, base_models, self._opponent_specs, self._adapter_hosts, self.chat)
         self._weights = EngineWeights(

@@ -480,6 +480,7 @@ class RolloutLoop:
                 reward=agent.early_reward,
                 num_cached_tokens=completion.num_cached_tokens,
                 context_index=agent.context_index,
+                num_repeated=agent.num_repeated,
             )
         )
         agent.observation, agent.early_reward = None, 0.0

@@ -78,7 +78,7 @@ def make_engines(
 def _check_tokenizer(config: Any, module_id: str, model: str, chat: ChatTokenizer) -> None:
     if model == str(resolve_base_model(config.base_model)):
         return
-    if ChatTokenizer(model, config.chat_template).tokenizer.get_vocab() != chat.tokenizer.get_vocab():
+    if ChatTokenizer(model, **config.chat_options).tokenizer.get_vocab() != chat.tokenizer.get_vocab():
         raise ConfigError(
             f"policy {module_id!r}: all policies of a run must have the same tokenizer, which the environments "
             f"write with; got {model!r} beside {config.base_model!r}. Choose models of one family."

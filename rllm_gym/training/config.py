@@ -153,6 +153,14 @@ class LLMConfig(StrictConfig, CommonOptions):
         return {name: of["max_episode_steps"] for name, of in own.items() if "max_episode_steps" in of}
 
     @property
+    def chat_options(self) -> dict[str, Any]:
+        """How conversations become tokens: keywords of `ChatTokenizer`."""
+        # A checkpoint of an earlier version has the first one alone.
+        names = ("chat_template", "history", "chat_template_kwargs", "template_date")
+        values = {name: getattr(self, name, None) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
     def sampling_params(self) -> SamplingParams:
         return SamplingParams(self.max_new_tokens, self.temperature, self.top_p, self.top_k)
 

@@ -43,6 +43,12 @@ EPISODE_METRICS = (
         "training samples of one agent in one episode: 1, and one more for each time that its history was"
         " rewritten ([agents](agents.md#contexts))",
     ),
+    Metric(
+        ("repeated_token_fraction",),
+        "",
+        "share of the samples' tokens that only repeat what an earlier sample of the episode has read, where its"
+        " history was rewritten",
+    ),
     Metric(("num_attempts_mean",), "", "attempts of one agent at its task"),
     Metric(
         ("agent_episode_returns_mean/<agent>", "module_episode_returns_mean/<module>"),

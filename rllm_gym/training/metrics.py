@@ -43,6 +43,7 @@ def episode_metrics(
         "num_turns_mean": _mean(len(stream.turns) for stream in streams),
         "num_tokens_mean": _mean(num_tokens),
         "num_samples_mean": _mean(stream.turns[-1].context_index + 1 for stream in streams if stream.turns),
+        "repeated_token_fraction": sum(turn.num_repeated for turn in turns) / max(1, sum(num_tokens)),
         "num_attempts_mean": _mean(stream.turns[-1].attempt for stream in streams if stream.turns),
         "invalid_action_fraction": _mean(turn.is_invalid_action for turn in turns),
         "illegal_rate": _mean(

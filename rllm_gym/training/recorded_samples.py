@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import logging
 import re
@@ -79,24 +80,47 @@ class SampleMaker:
             messages = tuple(record.messages)
             last = max((k for k, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
             messages = messages[: last + 1]
-            sample = self.of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))
-            return [] if sample is None else [sample]
+            return self.contexts_of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))
         if not self._has_checked_ids:
             self._check_ids(record)
         return self.of_stream(stream_of(record))
 
     def of_dialogue(self, dialogue: Dialogue) -> Sample | None:
-        """Return the sample of a conversation: the ids that a token environment would have given for it."""
+        """Return the sample of a conversation, or None where nothing is left to learn.
+
+        Raises:
+            TrajectoryError: the chat template rewrites what was said, so that there are several.
+        """
+        samples = self.contexts_of_dialogue(dialogue)
+        if len(samples) > 1:
+            raise TrajectoryError(
+                f"data: a conversation must be one sample here; got {len(samples)}, since the chat template rewrites "
+                "what was said (history: as_template). Give an append-only chat_template, or train on its last answer."
+            )
+        return samples[0] if samples else None
+
+    def contexts_of_dialogue(self, dialogue: Dialogue) -> list[Sample]:
+        """Return the samples of a conversation, of the ids that a token environment would have given for it.
+
+        They are one, unless the chat template rewrites what was said: then one for each context in which something is
+        left to learn.
+        """
         self.num_agentgyms += dialogue.is_agentgyms
-        return self.of_turns(self._turns_of(dialogue)) if dialogue.messages else None
+        if not dialogue.messages:
+            return []
+        contexts = itertools.groupby(self._turns_of(dialogue), key=lambda turn: turn.context_index)
+        made = (self.of_turns(turns) for _, turns in contexts)
+        return [sample for sample in made if sample is not None]
 
     def _turns_of(self, dialogue: Dialogue) -> Iterator[Turn]:
         messages = list(zip(dialogue.messages, dialogue.is_trained, strict=True))
         system_prompt = messages.pop(0)[0]["content"] if messages[0][0]["role"] == "system" else ""
         conversation = Conversation(self.chat, system_prompt)
+        context_index = 0
         for k in range(0, len(messages) - 1, 2):
             said = messages[k][0]["content"]
             observation_ids = conversation.open(said) if k == 0 else conversation.reply(said, terminated=False)
+            context_index += conversation.num_repeated > 0
             answer, is_learnt = messages[k + 1]
             action_ids = self.chat.encode_action(answer["content"])
             conversation.act(action_ids)
@@ -107,6 +131,8 @@ class SampleMaker:
                 policy_version=0,
                 env_step=k // 2,
                 is_trained=is_learnt,
+                context_index=context_index,
+                num_repeated=conversation.num_repeated,
             )
 
     def _check_ids(self, record: EpisodeRecord) -> None:
@@ -115,8 +141,7 @@ class SampleMaker:
         for turn, text in zip(record.turns, said, strict=False):
             ids = turn.action_ids
             is_known = max([*ids, *turn.observation_ids]) < self.chat.vocab_size
-            ids = ids[:-1] if ids[-1] == self.chat.end_of_turn_id else ids
-            if not is_known or self.chat.decode_action(ids) != text:
+            if not is_known or text not in (self.chat.said(ids), self.chat.decode_action(ids)):
                 raise TrajectoryError(
                     f"data: stored ids must be the tokenizer's of base_model; those of episode {record.episode_id} are "
                     "another's. Set retokenize: true to encode the messages anew."
@@ -198,8 +223,9 @@ def samples_of_path(path: Path, maker: SampleMaker, *, min_return: float | None)
     if kind == "pairs":
         raise ConfigError(f"data: pairs of answers are for DPO; got {str(path)!r}. Give conversations or trajectories.")
     if kind == "dialogues":
-        made = (maker.of_dialogue(dialogue) for file in json_files(path) for dialogue in read_dialogues(file))
-        yield from (sample for sample in made if sample is not None)
+        for file in json_files(path):
+            for dialogue in read_dialogues(file):
+                yield from maker.contexts_of_dialogue(dialogue)
         return
     for record in read_episodes(path):
         if is_wanted(record, min_return):

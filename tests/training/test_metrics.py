@@ -95,6 +95,7 @@ def test_every_number_is_what_a_hand_makes_of_two_episodes():
             "num_turns_mean": 2.0,
             "num_tokens_mean": (26 + 14) / 2,
             "num_samples_mean": 1.5,
+            "repeated_token_fraction": 0.0,
             "num_attempts_mean": 1.5,
             "invalid_action_fraction": 0.5,
             "illegal_rate": 0.5,

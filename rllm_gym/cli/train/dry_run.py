@@ -127,7 +127,7 @@ def _look_ahead(checked: Checked, faults: Faults, *, address: str | None, with_r
         why = "" if with_reset else " (--no-reset)"
         faults.unchecked.append(f"the environments' reset{why}, and what it starts: browsers, Java, games")
     elif checked.config["env"] is not None and not faults.suspects & {"env", "env_config"}:
-        for config in _distinct(checked.configs, ("base_model", "chat_template", "env_config", "max_model_len")):
+        for config in _distinct(checked.configs, ("base_model", "chat_options", "env_config", "max_model_len")):
             if Path(resolve_base_model(config.base_model, allow_lookup=False)).is_dir():
                 lines += _look_at_prompts(config, faults)
     if checked.config.get("data") is not None:
@@ -179,7 +179,7 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
 
 
 def _look_at_prompts(config: Any, faults: Faults) -> list[str]:
-    lines = []
+    lines: list[str] = []
     strangers = {agent_id for agent_id, opponent in config.opponent_specs.items() if opponent.kind != "self"}
     for spec, found in zip(config.environments, first_prompts(config), strict=False):
         if found.error is not None:
@@ -189,6 +189,7 @@ def _look_at_prompts(config: Any, faults: Faults) -> list[str]:
                 faults.add_between(("env",), f"{spec.name}: {found.error}", code=FAILED)
             continue
         assert found.num_tokens is not None
+        lines += found.notes
         try:
             for agent_id in sorted(set(found.agents) - strangers):
                 config.policy_of(agent_id)

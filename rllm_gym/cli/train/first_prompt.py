@@ -6,8 +6,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,12 +28,14 @@ class FirstPrompt:
         agents: who acts, sooner or later.
         error: why it failed.
         is_machines: whether it failed for something that this machine lacks.
+        notes: what a run says of the chat template before it starts.
     """
 
     num_tokens: int | None = None
     agents: tuple[str, ...] = ()
     error: str | None = None
     is_machines: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> Iterator[FirstPrompt]:
@@ -45,9 +49,11 @@ def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> I
     process.start()
     theirs.close()
     try:
-        _receive(ours, START_TIMEOUT_S)
+        if (found := _receive(ours, START_TIMEOUT_S, "the tokenizer")).error is not None:
+            yield found
+            return
         for _ in config.environments:
-            found = _receive(ours, reset_timeout_s)
+            found = _receive(ours, reset_timeout_s, "the environment's reset")
             yield found
             if found.error is not None:
                 return
@@ -61,14 +67,14 @@ def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> I
 def _settings(config: Any) -> dict[str, Any]:
     from rllm_gym.models import resolve_base_model
 
-    names = ("chat_template", "seed", "group_size")
+    names = ("chat_options", "seed", "group_size")
     model = resolve_base_model(config.base_model, allow_lookup=False)
     return {"model": str(model), **{name: getattr(config, name) for name in names}}
 
 
-def _receive(connection: Connection, timeout_s: float) -> FirstPrompt:
+def _receive(connection: Connection, timeout_s: float, what: str) -> FirstPrompt:
     if not connection.poll(timeout_s):
-        return FirstPrompt(error=f"the environment's reset took more than {timeout_s:g} s")
+        return FirstPrompt(error=f"{what} took more than {timeout_s:g} s")
     try:
         return connection.recv()
     except EOFError:
@@ -80,17 +86,26 @@ def _receive(connection: Connection, timeout_s: float) -> FirstPrompt:
 
 def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Connection) -> None:
     os.setsid()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True, name="end-with-the-dry-run").start()
     try:
         from rllm_gym.rollout.environments import make_token_env
         from rllm_gym.tokens import ChatTokenizer
 
-        chat = ChatTokenizer(settings["model"], settings["chat_template"])
+        chat = ChatTokenizer(settings["model"], **settings["chat_options"])
         connection.send(FirstPrompt())
         for spec in environments:
-            connection.send(_first_prompt(make_token_env(spec, chat), settings))
+            found = _first_prompt(make_token_env(spec, chat), settings)
+            connection.send(replace(found, notes=tuple(chat.notes())))
     except Exception as error:  # an environment may raise anything
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         connection.send(FirstPrompt(error=text, is_machines=isinstance(error, MachineError)))
+
+
+def _end_with(parent: int) -> None:
+    """End this process and what it has started when the dry run is gone: nobody else would."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _first_prompt(env: Any, settings: dict[str, Any]) -> FirstPrompt:
