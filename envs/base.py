@@ -91,6 +91,7 @@ class TextEnv(HasItems, gymnasium.Env[str, str]):
     # about the world alone, what a turn looks like, with `{thought}` and `{action}`, and what can be done.
     introduction: str = ""
     turn_form: str = "{action}"
+    stop: tuple[str, ...] = ()
     functions: Sequence[Function] = ()
     # What is said before the first observation, and what the policy is taken to have answered to it.
     preamble: Sequence[tuple[str, str]] = ()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.envs.text_space import UNREADABLE
-from rllm_gym.envs.wrappers import MOST_TURNS, check_action, check_max_tokens, hear, told_of
+from rllm_gym.envs.wrappers import MOST_TURNS, check_action, check_max_tokens, hear, stop_of, told_of
 from rllm_gym.spaces import TokenSequence
-from rllm_gym.tokens import Conversation, chat_tokenizer
+from rllm_gym.tokens import Conversation, chat_tokenizer, end_of_first
 from rllm_gym.types import TokenIds
 
 
@@ -35,6 +35,7 @@ class TokenMultiAgentEnv:
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
         max_tokens: bound on one action and on one observation, see `TokenEnv`.
+        stop: texts that end a turn, see `TokenEnv`.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class TokenMultiAgentEnv:
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
     ):
         max_tokens = check_max_tokens(max_tokens, "TokenMultiAgentEnv")
         self.env = env
         self.chat = chat_tokenizer(tokenizer, chat_template)
         self.max_tokens = max_tokens
+        self.stop = stop_of(env, stop)
         self.possible_agents: list[str] = list(env.possible_agents)
         longest = max_tokens * (1 + 2 * MOST_TURNS) if self.chat.history == "as_template" else max_tokens
         space = TokenSequence(self.chat.vocab_size, longest)
@@ -79,6 +82,10 @@ class TokenMultiAgentEnv:
     def stop_ids(self) -> tuple[int, ...]:
         return self.chat.stop_ids
 
+    def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
+        """Return how many tokens of what was sampled are the action, see `TokenEnv`."""
+        return self.chat.length_up_to(ids, self.stop) if self.stop else len(ids)
+
     def encode_action(self, text: str) -> TokenIds:
         """Return the action for `text`: its ids and the end-of-turn token."""
         return np.asarray(self.chat.encode_action(text), np.int64)
@@ -102,9 +109,8 @@ class TokenMultiAgentEnv:
             )
         for agent, action in action_dict.items():  # all of them before any is recorded
             check_action(action, self.action_spaces[agent], f"TokenMultiAgentEnv, agent {agent!r}")
-        said = {
-            agent: UNREADABLE.sub("", self._conversations[agent].act(action)) for agent, action in action_dict.items()
-        }
+        said = {agent: self._conversations[agent].act(action) for agent, action in action_dict.items()}
+        said = {agent: UNREADABLE.sub("", text[: end_of_first(text, self.stop)]) for agent, text in said.items()}
         texts, rewards, terminateds, truncateds, infos = self.env.step(said)
         is_over = terminateds.get("__all__", False)
         ended = [agent for agent in texts if is_over or terminateds.get(agent)]

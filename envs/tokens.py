@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ from rllm_gym.envs.wrappers import TokenEnv
 
 
 def to_tokens(
-    env: Any, *, tokenizer: Any = None, chat_template: str | Path | None = None, max_tokens: int | None = None
+    env: Any,
+    *,
+    tokenizer: Any = None,
+    chat_template: str | Path | None = None,
+    max_tokens: int | None = None,
+    stop: Sequence[str] | None = None,
 ) -> Any:
     """Return an environment of one agent or of several at the token level; one that speaks token ids stays as it is.
 
@@ -19,8 +25,11 @@ def to_tokens(
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
         max_tokens: bound on one action and on one observation, see `TokenEnv`; None is its default.
+        stop: texts that end a turn, see `TokenEnv`; None is the environment's own.
     """
-    options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens}
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens, "stop": stop
+    }  # fmt: skip
     if hasattr(env, "possible_agents"):
         return env if hasattr(env, "stop_ids") else TokenMultiAgentEnv(env, **options)
     return env if env.has_wrapper_attr("stop_ids") else TokenEnv(env, **options)

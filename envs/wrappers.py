@@ -13,7 +13,7 @@ from gymnasium.utils import RecordConstructorArgs
 from rllm_gym.envs.text_space import REQUEST, UNREADABLE, check_text_env
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
-from rllm_gym.tokens import Conversation, chat_tokenizer
+from rllm_gym.tokens import Conversation, chat_tokenizer, end_of_first
 from rllm_gym.types import TokenIds
 
 MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
@@ -60,6 +60,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
         max_tokens: bound on one action and on what is added after one; None is 32,768. A bound without room even for
             the system prompt and the template raises `EnvError` at reset.
+        stop: texts that end a turn; None is the environment's own (`env.unwrapped.stop`, if there are any). The
+            environment reads an action up to the first of them. See `turn_length`.
 
     Attributes:
         chat: the `ChatTokenizer`.
@@ -74,18 +76,22 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
         max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
     ):
         check_text_env(env, "TokenEnv")
         max_tokens = check_max_tokens(max_tokens, "TokenEnv")
         chat = chat_tokenizer(tokenizer, chat_template)
         if tokenizer is not None and not isinstance(tokenizer, str | Path):
             tokenizer, chat_template = chat, None  # compares and copies by value, unlike a Hugging Face tokenizer
-        RecordConstructorArgs.__init__(self, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
+        RecordConstructorArgs.__init__(
+            self, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens, stop=stop
+        )
         gymnasium.Wrapper.__init__(self, env)
         self.chat = chat
         if hasattr(env.unwrapped, "count_tokens"):  # an environment that cuts what it says to a budget
             env.unwrapped.count_tokens = chat.count_tokens
         self.max_tokens = max_tokens
+        self.stop = stop_of(env, stop)
         kept_turns = env.get_wrapper_attr("max_kept_turns") if env.has_wrapper_attr("max_kept_turns") else None
         if kept_turns is None and chat.history == "as_template":
             kept_turns = MOST_TURNS
@@ -101,6 +107,10 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     @property
     def stop_ids(self) -> tuple[int, ...]:
         return self.chat.stop_ids
+
+    def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
+        """Return how many tokens of what was sampled are the action: those up to the one in which a stop text ends."""
+        return self.chat.length_up_to(ids, self.stop) if self.stop else len(ids)
 
     def encode_action(self, text: str) -> TokenIds:
         """Return the action that says `text`, as an expert would: its ids and the end-of-turn token."""
@@ -123,7 +133,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
         if self._conversation is None:
             raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
-        text = UNREADABLE.sub("", self._conversation.act(check_action(action, self._actions, self)))
+        said = self._conversation.act(check_action(action, self._actions, self))
+        text = UNREADABLE.sub("", said[: end_of_first(said, self.stop)])
         reply, reward, terminated, truncated, info = self.env.step(text)
         observation = hear(
             self._conversation,
@@ -150,6 +161,14 @@ def told_of(conversation: Conversation | None) -> dict[str, Any]:
     if conversation.leaves_out_turns:
         told["context_messages"] = conversation.context_messages
     return told
+
+
+def stop_of(env: Any, stop: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the texts that end a turn: those given, or else the environment's own."""
+    found = getattr(getattr(env, "unwrapped", env), "stop", ()) if stop is None else stop
+    if isinstance(found, str) or not all(isinstance(text, str) and text for text in found):
+        raise ConfigError(f"stop: must be a list of texts, like ['</search>']; got {found!r}. Correct it.")
+    return tuple(found)
 
 
 def check_max_tokens(max_tokens: int | None, who: str) -> int:

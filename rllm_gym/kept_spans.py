@@ -144,8 +144,8 @@ def sampled_tokens(
     length = span.end - span.start
     if span.at == 0 and length == len(said):
         return span, list(ids)
-    first = _token_at(ids, said, span.at, decode)
-    last = _token_at(ids, said, span.at + length + 1, decode) - 1  # the last boundary that is not behind the span
+    first = first_token_at(ids, span.at, decode)
+    last = first_token_at(ids, span.at + length + 1, decode) - 1  # the last boundary that is not behind the span
     for begin in range(first, min(first + 4, last)):  # a character may be of several tokens
         start = len(decode(ids[:begin])) if begin else 0
         for stop in range(last, max(last - 4, begin), -1):
@@ -156,8 +156,8 @@ def sampled_tokens(
     return None
 
 
-def _token_at(ids: Sequence[int], said: str, at: int, decode: Callable[[Sequence[int]], str]) -> int:
-    """Return the number of the first token that begins at a character or behind it."""
+def first_token_at(ids: Sequence[int], at: int, decode: Callable[[Sequence[int]], str]) -> int:
+    """Return the number of the first token that begins at a character or behind it, `len(ids)` where there is none."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2

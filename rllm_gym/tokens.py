@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 
 from rllm_gym.chat_template import any_of, find_template, renderer, role_markers, shipped_names
 from rllm_gym.errors import ChatTemplateError, ConfigError, nearest
-from rllm_gym.kept_spans import EncodedText, sampled_tokens, spans_of, splice
+from rllm_gym.kept_spans import EncodedText, first_token_at, sampled_tokens, spans_of, splice
 from rllm_gym.models import resolve_tokenizer
 from rllm_gym.tokenizer_files import load_with_transformers, read_tokenizer
 from rllm_gym.types import Message, TokenIds
@@ -247,6 +247,19 @@ class ChatTokenizer:
         """Return a sampled turn without the token that ended it, if one did."""
         listed = [int(i) for i in ids]
         return listed[:-1] if listed and listed[-1] in self.stop_ids else listed
+
+    def length_up_to(self, ids: Sequence[int] | TokenIds, stop: Sequence[str]) -> int:
+        """Return how many tokens of a sampled turn there are up to the one in which the first of some texts ends.
+
+        All of them where there is none, or where nothing but the end of the turn follows.
+        """
+        listed = [int(i) for i in ids]
+        text = self.decode_action(listed)
+        end = end_of_first(text, stop)
+        if end is None:
+            return len(listed)
+        length = first_token_at(listed, end, self.decode_action)
+        return len(listed) if len(self.without_end(listed)) <= length else length
 
     def said(self, ids: Sequence[int]) -> str:
         """Return what a sampled turn says to the other side, without the token that ended it.
@@ -678,6 +691,12 @@ class Conversation:
             return np.asarray(prompt[len(read) :], np.int64)
         self.num_repeated = num_before
         return np.asarray(prompt, np.int64)
+
+
+def end_of_first(text: str, stop: Sequence[str]) -> int | None:
+    """Return where the first of some texts ends in another; None where there is none."""
+    ends = [place + len(string) for string in stop if (place := text.find(string)) >= 0]
+    return min(ends, default=None)
 
 
 def chat_tokenizer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -95,6 +95,13 @@ class Completion:
     num_cached_tokens: int = 0
     policy_versions: npt.NDArray[np.int64] | None = None
     error: str | None = None
+
+    def cut(self, length: int) -> Completion:
+        """Return the same up to so many tokens."""
+        if length >= len(self.token_ids):
+            return self
+        versions = None if self.policy_versions is None else self.policy_versions[:length]
+        return replace(self, token_ids=self.token_ids[:length], logp=self.logp[:length], policy_versions=versions)
 
 
 @dataclass(frozen=True)

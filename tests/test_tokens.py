@@ -313,6 +313,21 @@ def test_whatever_ends_a_turn_is_not_in_its_text():
         assert conversation.act(np.array(ids)) == text == conversation.messages[-1]["content"]
 
 
+def test_a_turn_is_kept_up_to_the_token_in_which_a_stop_text_ends():
+    chat = ChatTokenizer(make_tokenizer("chatml"))
+    end = chat.end_of_turn_id
+    ids = chat.encode_action("a</search>\n\nLyon")
+    (both,) = (
+        k
+        for k in range(len(ids))
+        if "</search>" in chat.decode(ids[:k]) and "</search>" not in chat.decode(ids[: k - 1])
+    )
+    assert chat.length_up_to(ids, ["</answer>", "</search>"]) == both < len(ids)
+    assert chat.length_up_to(ids, ["</answer>"]) == chat.length_up_to(ids, []) == len(ids)
+    alone = chat.encode_action("a</search>")
+    assert alone[-1] == end and chat.length_up_to(alone, ["</search>"]) == len(alone)
+
+
 def test_the_ends_of_the_generation_config_stop_a_turn_and_are_told(tmp_path):
     tokenizer = make_tokenizer("llama3")
     tokenizer.save_pretrained(tmp_path)

@@ -116,6 +116,7 @@ class SearchQAEnv(TextEnv):
     safe_options = ("datasets", "topk", "format_reward", "preset", "k1", "b")
     default_system_prompt = SYSTEM_PROMPT
     introduction, turn_form, functions = INTRODUCTION, TURN_FORM, FUNCTIONS
+    stop = ("</search>", "</answer>")  # what a model invents behind them is no result
 
     def __init__(
         self,

@@ -79,6 +79,14 @@ class SamplingOptions(OptionTable):
         ),
     ] = "vllm"
     engine_options: Annotated[dict, Doc("passed through to vLLM's `EngineArgs`, or to the other engine.")] = {}
+    stop: Annotated[
+        list[str] | None,
+        Doc(
+            "texts that end a turn, such as `['</search>']`: the token in which the first one ends is the last that is "
+            "kept and trained, and the environment reads up to the text's end. null: the environment's own, which "
+            "SearchQA has; `[]`: none."
+        ),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, Field(ge=2)],
         Doc("tokens of a whole episode at most; an episode with no room for another turn is truncated."),

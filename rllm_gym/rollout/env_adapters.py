@@ -41,6 +41,9 @@ class EnvAdapter(Protocol):
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]: ...
 
+    def turn_length(self, ids: TokenIds) -> int:
+        """Return how many of the sampled tokens are the turn, see `TokenEnv.turn_length`."""
+
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
 
     def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
@@ -70,6 +73,7 @@ class SingleAgentAdapter:
     def __init__(self, env: Any):
         self._env = env
         self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
+        self.turn_length = env.get_wrapper_attr("turn_length") if env.has_wrapper_attr("turn_length") else len
         self.env_id = _env_id(env)
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
@@ -99,6 +103,7 @@ class MultiAgentAdapter:
 
     def __init__(self, env: Any):
         self._env = env
+        self.turn_length = getattr(env, "turn_length", len)
         self.agents = tuple(env.possible_agents)
         self.env_id = _env_id(env)
 
@@ -145,6 +150,7 @@ class WithExperts:
 
     def __init__(self, adapter: EnvAdapter, *, horizon: int) -> None:
         self._adapter, self._horizon, self._num_steps = adapter, horizon, 0
+        self.turn_length = adapter.turn_length
         self.env_id, self.agents, self.is_multi_agent = adapter.env_id, adapter.agents, adapter.is_multi_agent
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:

@@ -114,6 +114,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         self.chat = ChatTokenizer(model, vocab_size=vocab_size, **config.chat_options)
         self.environments = config.environments
+        self._stop = getattr(config, "stop", None)  # a checkpoint of an earlier version has none
         # Read once: the configuration makes them anew each time.
         self._opponent_specs, self._adapter_hosts = config.opponent_specs, config.adapter_hosts
 
@@ -131,7 +132,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         config = self.config
         torch.set_num_threads(config.num_env_runner_threads)
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
-            make_token_env(environment, self.chat, self._opponent_specs).close()
+            make_token_env(environment, self.chat, self._opponent_specs, self._stop).close()
         if self.worker_index <= 1:
             for note in self.chat.notes():
                 tell(note)
@@ -170,7 +171,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     # --- building ---
 
     def _make_env(self, env_index: int) -> Any:
-        env = make_token_env(self.environments[env_index], self.chat, self._opponent_specs)
+        env = make_token_env(self.environments[env_index], self.chat, self._opponent_specs, self._stop)
         if self.episode_callbacks:
             self.episode_callbacks.environment_created(env, env_index)
         return env

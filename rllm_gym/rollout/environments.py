@@ -167,17 +167,23 @@ def _gymnasium_make(env_id: str, env_config: Mapping[str, Any]) -> Any:
     return gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **env_config)
 
 
-def make_token_env(spec: EnvironmentSpec, chat: ChatTokenizer, opponents: Mapping[str, Any] = {}) -> Any:
+def make_token_env(
+    spec: EnvironmentSpec,
+    chat: ChatTokenizer,
+    opponents: Mapping[str, Any] = {},
+    stop: Sequence[str] | None = None,
+) -> Any:
     """Make an environment that speaks token ids.
 
     Args:
         opponents: agent to `rllm_gym.callbacks.opponent_pool.Opponent`; the environment tells what scripted ones do.
+        stop: texts that end a turn; None is the environment's own.
     """
     env = make_text_env(spec)
     check_agents(opponents, env)
     if scripted := {agent: opponent.kind for agent, opponent in opponents.items() if opponent.kind in SCRIPTED}:
         env = WithMoves(env, scripted)
-    return to_tokens(env, tokenizer=chat)
+    return to_tokens(env, tokenizer=chat, stop=stop)
 
 
 def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:

@@ -467,6 +467,9 @@ class RolloutLoop:
         flight, stream = request.flight, request.stream
         if completion.error is not None:
             return self._fail(flight, completion.error)
+        assert flight.slot.env is not None
+        length = flight.slot.env.turn_length(completion.token_ids)
+        completion = completion.cut(length)
         agent, versions = flight.agents[stream.agent_id], completion.policy_versions
         assert agent.observation is not None
         stream.turns.append(
