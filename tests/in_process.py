@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ class Runners:
     """What an algorithm asks of its group of EnvRunners, for one runner in this process."""
 
     local_env_runner = None
+    _worker_manager = SimpleNamespace(actors=dict)  # no runner is an actor, whose standstill could be told
 
     def __init__(self, *, config: Any, **_: Any) -> None:
         self.runner = config.env_runner_cls(config=config, worker_index=1)
