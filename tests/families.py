@@ -37,11 +37,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3Text": GEMMA | {"query_pre_attn_scalar": 32},
     "Olmo2": {},
     "SmolLM3": {},
+    "Starcoder2": {},
+    "StableLm": {},
+    "Ernie4_5": {},
+    "Exaone4": {},
+    "Phi": {},
+    # logits that are scaled
+    "Cohere": {},
+    "Cohere2": {},
+    "Granite": {"logits_scaling": 3.0},
     # experts
     "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 64},
     "Qwen3Moe": EXPERTS | {"head_dim": 32},
     "Mixtral": LOCAL_EXPERTS,
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoe": LOCAL_EXPERTS | {"logits_scaling": 3.0},
+    "Glm4Moe": EXPERTS
+    | {"head_dim": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "GptOss": LOCAL_EXPERTS
     | {"head_dim": 32, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
 }

@@ -134,11 +134,18 @@ def _chunk(
 
 
 def _head(lm: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    output = lm.get_output_embeddings()
-    softcap = getattr(lm.config.get_text_config(), "final_logit_softcapping", None)
-    if not softcap:
+    output, config = lm.get_output_embeddings(), lm.config.get_text_config()
+    softcap = getattr(config, "final_logit_softcapping", None)
+    # Cohere multiplies logits, Granite divides them.
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    if not softcap and scale == 1.0:
         return output
-    return lambda hidden: torch.tanh(output(hidden) / softcap) * softcap
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits = output(hidden) * scale
+        return torch.tanh(logits / softcap) * softcap if softcap else logits
+
+    return head
 
 
 @torch.no_grad()

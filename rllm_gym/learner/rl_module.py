@@ -236,7 +236,7 @@ def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
     if experts := [name for name, layer in adapted.named_modules() if hasattr(layer, "parameter_name")]:
         raise ConfigError(
             f"LLMModule: of lora only the factors of linear layers reach the samplers; got {experts[0]!r}, which is a "
-            "parameter of experts. Leave target_modules and target_parameters out, which trains the linear layers."
+            "parameter of experts. Leave target_parameters out, or set target_modules: [q_proj, k_proj, v_proj, o_proj]."
         )
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and not re.search(r"\.lora_[AB]\.\w+\.weight$", name):

@@ -11,7 +11,7 @@ from rllm_gym.rollout.engines.vllm import VLLMEngine, reason_of
 from rllm_gym.rollout.policies import EngineWeights
 from rllm_gym.weights.checkpoint_form import checkpoint_items
 from rllm_gym.weights.format import LORA_A, LORA_B
-from tests.families import make_family
+from tests.families import FAMILIES, make_family
 from tests.rollout.engine_helpers import forward_logp, make_request, run
 
 pytestmark = pytest.mark.xdist_group("vllm")
@@ -41,8 +41,12 @@ def off_by(engine, lm):
     return abs(forward_logp(lm, PROMPT, completion.token_ids) - completion.logp).max()
 
 
-@pytest.mark.promise
-@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss", "Gemma2"])
+QUICK = ("Qwen3Moe", "GptOss", "Gemma2")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.promise if f in QUICK else pytest.mark.slow) for f in FAMILIES]
+)
 def test_new_weights_reach_vllm(family, tmp_path):
     lm, engine = load(make_family(family, tmp_path)), make_engine(tmp_path)
     try:
