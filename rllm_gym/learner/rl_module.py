@@ -235,8 +235,8 @@ def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
     adapted = get_peft_model(lm, LoraConfig(**settings))
     if experts := [name for name, layer in adapted.named_modules() if hasattr(layer, "parameter_name")]:
         raise ConfigError(
-            f"LLMModule: of lora only the factors of linear layers reach the samplers; got {experts[0]!r}, which is a "
-            "parameter of experts. Leave target_parameters out, or set target_modules: [q_proj, k_proj, v_proj, o_proj]."
+            f"LLMModule: of lora only the factors of linear layers reach the samplers; got {experts[0]!r}, a "
+            "parameter of experts. Leave target_parameters out; set target_modules: [q_proj, k_proj, v_proj, o_proj]."
         )
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and not re.search(r"\.lora_[AB]\.\w+\.weight$", name):
