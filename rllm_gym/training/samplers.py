@@ -179,7 +179,8 @@ class Samplers:
         Raises:
             RllmGymError: a runner failed by an error of its own.
         """
-        actors = {number: actor for number, actor in self.group._worker_manager.actors().items() if number in shares}
+        manager = getattr(self.group, "_worker_manager", None)  # a stand-in's runners are no actors
+        actors = {number: actor for number, actor in manager.actors().items() if number in shares} if manager else {}
         watch = StandstillWatch(
             {number: actor._actor_id.hex() for number, actor in actors.items()},
             timeout_s=self._env_timeout_s,
