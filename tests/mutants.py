@@ -591,6 +591,13 @@ MUTANTS = [
         "        mean_B1 = log_ratio_BT.detach().sum(1, keepdim=True)",
         "tests/test_functional_losses.py -k own_advantage",
     ),
+    Mutant(
+        "a teacher's advantage is upside down",
+        "algorithms/distill.py",
+        'gain_NK = rows.column("ref_logp").double() - sampled_NK.double()',
+        'gain_NK = sampled_NK.double() - rows.column("ref_logp").double()',
+        "tests/algorithms/test_distill.py -k gives_more",
+    ),
     Mutant("no return ties", "rllm_gym/ties.py", "TIE = 1e-9", "TIE = 0.0", "tests/test_ties.py"),
     Mutant(
         "ReMax's baseline pays no penalty",

@@ -13,6 +13,7 @@ from rllm_gym.algorithms.functional import (
     aggregate,
     clipped_surrogate,
     clipped_value_loss,
+    divergence,
     dpo_loss,
     importance_weight,
     kl_estimate,
@@ -391,3 +392,32 @@ def test_dpo_keeps_pairs_apart_and_leaves_margins_beyond_the_exponents_range_fin
     assert zero.grad.tolist() == pytest.approx([-0.5, -1.0])
     with pytest.raises(ValueError, match="kind must be sigmoid or ipo; got 'hinge'"):
         dpo_loss(zero, zero, zero, zero, beta=1.0, kind="hinge")
+
+
+def test_divergences_are_those_of_hand_and_zero_of_equals():
+    policy, teacher = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+    forward = 0.9 * math.log(1.8) + 0.1 * math.log(0.2)
+    reverse = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(5.0)
+    assert divergence(policy, teacher, kind="forward_kl").tolist() == pytest.approx([forward])
+    assert divergence(policy, teacher, kind="reverse_kl").tolist() == pytest.approx([reverse])
+    mixed = [0.25 * 0.9 + 0.75 * 0.5, 0.25 * 0.1 + 0.75 * 0.5]  # beta is the teacher's share
+    of_teacher = 0.9 * math.log(0.9 / mixed[0]) + 0.1 * math.log(0.1 / mixed[1])
+    of_policy = 0.5 * math.log(0.5 / mixed[0]) + 0.5 * math.log(0.5 / mixed[1])
+    jsd = 0.25 * of_teacher + 0.75 * of_policy
+    assert divergence(policy, teacher, kind="jsd", beta=0.25).tolist() == pytest.approx([jsd])
+    for kind in ("forward_kl", "reverse_kl", "jsd"):
+        assert divergence(teacher, teacher, kind=kind).tolist() == pytest.approx([0.0], abs=1e-6)
+    with pytest.raises(ValueError, match="must be forward_kl, reverse_kl or jsd"):
+        divergence(policy, teacher, kind="kl")
+
+
+def test_a_divergences_gradient_leads_to_the_teacher():
+    logits = torch.zeros(1, 3, requires_grad=True)
+    teacher = torch.tensor([[0.7, 0.2, 0.1]])
+    divergence(torch.log_softmax(logits, -1), teacher.log(), kind="forward_kl").sum().backward()
+    assert logits.grad.tolist()[0] == pytest.approx((1 / 3 - teacher).tolist()[0], abs=1e-6)
+
+
+def test_a_token_that_the_teacher_excludes_costs_a_forward_divergence_nothing():
+    policy, teacher = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log()
+    assert divergence(policy, teacher, kind="forward_kl").tolist() == pytest.approx([math.log(2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -388,3 +389,35 @@ def _or_1(count: torch.Tensor | float) -> torch.Tensor:
     """Return the count, or 1 where nothing was counted: the sum over nothing is 0 whatever divides it."""
     counted = torch.as_tensor(count)
     return counted + (counted == 0)
+
+
+def divergence(logp_NV: torch.Tensor, teacher_logp_NV: torch.Tensor, *, kind: str, beta: float = 0.5) -> torch.Tensor:
+    """Return how far each next-token distribution of a policy is from a teacher's, in nats, [N].
+
+        forward_kl = KL(teacher || policy);  reverse_kl = KL(policy || teacher)
+        jsd = beta KL(teacher || m) + (1 - beta) KL(policy || m),  m = beta teacher + (1 - beta) policy
+
+    Source: Agarwal et al. 2023 (GKD), arXiv:2306.13649, section 3; `jsd` is its generalised Jensen-Shannon divergence.
+
+    Args:
+        logp_NV, teacher_logp_NV: float, log-probabilities over the vocabulary.
+        kind: `forward_kl`, `reverse_kl` or `jsd`.
+        beta: the teacher's share of the mixture, between 0 and 1.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+
+    def kl(logp_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
+        term_NV = logp_NV.exp() * (logp_NV - other_NV)
+        return term_NV.masked_fill(logp_NV == -torch.inf, 0.0).sum(-1)  # 0 log 0 = 0
+
+    match kind:
+        case "forward_kl":
+            return kl(teacher_logp_NV, logp_NV)
+        case "reverse_kl":
+            return kl(logp_NV, teacher_logp_NV)
+        case "jsd":
+            mixture_NV = torch.logaddexp(teacher_logp_NV + math.log(beta), logp_NV + math.log1p(-beta))
+            return beta * kl(teacher_logp_NV, mixture_NV) + (1 - beta) * kl(logp_NV, mixture_NV)
+    raise ValueError(f"divergence: kind must be forward_kl, reverse_kl or jsd; got {kind!r}.")

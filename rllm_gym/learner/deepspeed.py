@@ -198,7 +198,7 @@ class DeepSpeedLearner(WeightSender):
         self.step_share = 1.0 / (len(micro_batches) * world_size())  # of a micro-batch in what a step sums up
         for number, micro_batch in enumerate(micro_batches):
             engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
-            loss = self._loss(module_id, micro_batch, counts, engine(micro_batch.model_inputs))
+            loss = self._loss(module_id, micro_batch, counts, engine(self.model_inputs(micro_batch)))
             is_finite &= math.isfinite(loss.item())
             engine.backward(loss * world_size(), scale_wrt_gas=False)  # DeepSpeed averages over ranks
         is_finite = self.all_reduce(torch.tensor(float(is_finite)), dist.ReduceOp.MIN).item() > 0
@@ -217,6 +217,10 @@ class DeepSpeedLearner(WeightSender):
             raise self._non_finite("loss", module_id)
         norm = engine.get_global_grad_norm() if norm is None else norm
         self.gradient_norms[module_id].append(0.0 if norm is None else float(norm))
+
+    def model_inputs(self, part: MicroBatch) -> dict[str, Any]:
+        """Return what a module reads of a micro-batch to compute the loss; a method may add to it."""
+        return part.model_inputs
 
     def _loss(self, module_id: str, part: MicroBatch, counts: torch.Tensor, out: Any) -> torch.Tensor:
         names = ("num_tokens", "num_sequences", "num_episodes")
@@ -295,7 +299,7 @@ class DeepSpeedLearner(WeightSender):
             parts = list(self.micro_batches(module_id, batch))
             self.step_share = 1.0 / (len(parts) * world_size())
             for part in parts:
-                self._loss(module_id, part, counts, self.engines[module_id](part.model_inputs))
+                self._loss(module_id, part, counts, self.engines[module_id](self.model_inputs(part)))
         return self._statistics()
 
     # --- statistics of an update, over micro-batches and ranks ---

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CHUNK_LOGITS = 2**25  # 128 MiB in float32; softmax and its gradient take about four times that
 # (row, column) of tokens in a [B, T] batch, int64 [N] each -> their hidden states [N, H], wherever packing put them.
 HiddenStates = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def read(lm: PreTrainedModel, batch: Mapping[str, Any]) -> HiddenStates:
@@ -106,6 +107,43 @@ def sampled_logps(
         logps.append(logp)
         entropies.append(entropy)
     return torch.cat(logps), torch.cat(entropies)
+
+
+def divergences_of(
+    lm: PreTrainedModel,
+    states: HiddenStates,
+    batch: Mapping[str, Any],
+    other: tuple[PreTrainedModel, HiddenStates],
+    divergence: Divergence,
+    *,
+    temperature: float,
+) -> torch.Tensor:
+    """Return float32 [B, T]: how far a model's next-token distributions are from another's, at the masked tokens.
+
+    Args:
+        other: a frozen model that has read the same batch.
+        divergence: (log-probabilities, those of the other) -> the divergence of each row, [n, V] -> [n].
+    """
+    tokens_BT, mask_BT = batch["tokens"], batch["mask"]
+    row_N, column_N = mask_BT[:, 1:].nonzero(as_tuple=True)
+    other_lm, other_states = other
+    hidden_NH, other_NH = states(row_N, column_N), other_states(row_N, column_N)
+    head, other_head, temperature = _head(lm), _head(other_lm), temperature or 1.0
+    vocab_size = min(model.config.get_text_config().vocab_size for model in (lm, other_lm))  # rows of padding differ
+
+    def chunk(part: slice) -> torch.Tensor:
+        logps = [
+            torch.log_softmax(of(hidden[part]).float()[:, :vocab_size] / temperature, -1)
+            for of, hidden in ((head, hidden_NH), (other_head, other_NH))
+        ]
+        return divergence(logps[0], logps[1].detach())
+
+    size = tokens_per_chunk(vocab_size)
+    num_chunks = max(batch.get("num_chunks", 1), count_chunks(len(row_N), size))  # as `sampled_logps`, on every rank
+    parts = [slice(k * size, (k + 1) * size) for k in range(num_chunks)]
+    found = [checkpoint(chunk, part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    zero_BT = torch.zeros(tokens_BT.shape, dtype=torch.float32, device=tokens_BT.device)
+    return zero_BT.index_put((row_N, column_N + 1), torch.cat(found))
 
 
 def tokens_per_chunk(vocab_size: int) -> int:

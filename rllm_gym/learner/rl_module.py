@@ -15,7 +15,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import leave_out_scipy
 from rllm_gym.learner.block_attention import attend_by_blocks
-from rllm_gym.learner.logps import HiddenStates, check_head, check_repeats, logps_of, read
+from rllm_gym.learner.logps import HiddenStates, check_head, check_repeats, divergences_of, logps_of, read
 from rllm_gym.learner.recomputation import recompute_activations
 from rllm_gym.models import attention_of, resolve_base_model
 from rllm_gym.rotary import fix_rotary_frequencies
@@ -181,12 +181,24 @@ class LLMModule(LanguageModule):
 
         Args:
             batch: `tokens` int64 [B, T], padded on the right; `mask` bool [B, T], True at sampled tokens; `num_chunks`
-                and `packing` optional, see `sampled_logps` and `rllm_gym.learner.packing.Packing`.
+                and `packing` optional, see `sampled_logps` and `rllm_gym.learner.packing.Packing`; `compared_with`
+                optional, a frozen model and a divergence from it, see `divergences_of`.
 
         Returns:
-            `logp` and `entropy`, float32 [B, T], aligned with `tokens`: 0 where the mask is False.
+            `logp` and `entropy`, float32 [B, T], aligned with `tokens`: 0 where the mask is False; and `divergence`
+            where it is asked for.
         """
-        return self._outputs(read(self.bare_lm, batch), batch)
+        states = read(self.bare_lm, batch)
+        out = self._outputs(states, batch)
+        if compared_with := batch.get("compared_with"):
+            other, divergence = compared_with
+            with torch.no_grad():
+                other_states = read(other, batch)
+            temperature = float(self.model_config["temperature"])
+            out["divergence"] = divergences_of(
+                self.bare_lm, states, batch, (other, other_states), divergence, temperature=temperature
+            )
+        return out
 
     _forward_train = _forward  # without the no_grad of RLlib's inference passes
 

@@ -20,6 +20,11 @@ from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
 from rllm_gym.types import DEFAULT_MODULE, Engine
 
 
+def _as_text(value: Any) -> Any:
+    """Return a date as text, which is how YAML reads 2026-01-31."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
 class ModelOptions(OptionTable):
     """The language model."""
 
@@ -42,7 +47,7 @@ class ModelOptions(OptionTable):
     chat_template_kwargs: Annotated[dict, Doc("variables of the template, such as `{enable_thinking: false}`.")] = {}
     template_date: Annotated[
         str | None,
-        BeforeValidator(lambda value: value.isoformat() if isinstance(value, date) else value),
+        BeforeValidator(_as_text),
         Doc("today, for a template that writes it, as 2026-01-31; null is 2026-01-01, and never the clock's."),
     ] = None
     dtype: Annotated[

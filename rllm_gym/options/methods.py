@@ -478,6 +478,54 @@ class ReinforcePPOptions(PolicyGradientOptions):
             )
 
 
+class DistillOptions(PolicyGradientOptions):
+    """On-policy distillation's own options."""
+
+    teacher: Annotated[
+        str | None,
+        Doc(
+            "who the policy learns from: a model as for `base_model`, or a checkpoint or run (its newest checkpoint); "
+            "every learner holds it whole. It must have the policy's tokenizer."
+        ),
+    ] = None
+    teacher_weight: Annotated[Positive, Doc("weight of the teacher's advantage, or of the divergence.")] = 1.0
+    divergence: Annotated[
+        Literal["forward_kl", "reverse_kl", "jsd"] | None,
+        Doc(
+            "null reinforces each sampled token by the teacher's log-probability less the policy's; a name is a loss "
+            "over the whole vocabulary at each sampled token, by backpropagation (GKD)."
+        ),
+    ] = None
+    jsd_beta: Annotated[
+        Annotated[float, Field(gt=0, lt=1)], Doc("the teacher's share of the mixture in `divergence: jsd`.")
+    ] = 0.5
+    with_reward: Annotated[
+        bool,
+        Doc("also reinforce by the environment's reward: GRPO's advantage of the group is added."),
+    ] = False
+    group_size = 1
+    groups_per_step = 64
+    filter_groups = "off"  # the teacher has something to say of every token
+
+    @property
+    def _needs_group(self) -> bool:  # type: ignore[override]
+        return self.with_reward
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if not self.teacher:
+            yield f"{self.who}: needs a teacher; got none. Set teacher: to a model, a checkpoint or a run."
+        if self.kl_coeff:
+            yield (
+                f"{self.who}: kl_coeff must be 0, for the teacher stands where the reference would; got "
+                f"{self.kl_coeff!r}. Leave it out."
+            )
+        if self.filter_groups != "off":
+            yield f"{self.who}: filter_groups must be off; got {self.filter_groups!r}. Leave it out."
+        if self.screening_size is not None:
+            yield f"{self.who}: screening_size must be null; got {self.screening_size!r}. Leave it out."
+
+
 class OfflineOptions(CommonOptions):
     """Options of every method that learns from recorded episodes."""
 
@@ -651,6 +699,7 @@ METHODS = {
     "RLOO": Method(RLOOOptions, "rllm_gym.algorithms.rloo:RLOO"),
     "ReMax": Method(ReMaxOptions, "rllm_gym.algorithms.remax:ReMax"),
     "ReinforcePP": Method(ReinforcePPOptions, "rllm_gym.algorithms.reinforce_pp:ReinforcePP"),
+    "Distill": Method(DistillOptions, "rllm_gym.algorithms.distill:Distill"),
     "SFT": Method(SFTOptions, "rllm_gym.algorithms.sft:SFT"),
     "DPO": Method(DPOOptions, "rllm_gym.algorithms.dpo:DPO"),
     "AgentEvol": Method(AgentEvolOptions, "rllm_gym.algorithms.agent_evol:AgentEvol"),

@@ -236,8 +236,7 @@ def test_it_stands_whatever_a_model_writes(env_id):
         begin_s = time.monotonic()
         observation, reward, terminated, truncated, _ = env.step(text)
         assert time.monotonic() - begin_s < MOST_STEP_S.get(env_id, 15.0), text[:100]
-        assert math.isfinite(reward) and isinstance(observation, str) and len(observation) <= 1 << 16
-        assert not any(0xD800 <= ord(c) < 0xE000 for c in observation), text[:100]
+        assert math.isfinite(reward) and observation in env.observation_space, text[:100]
         if terminated or truncated or number % 100 == 99:
             env.reset(seed=number)
     assert process_tree_bytes() - memory < 1e9

@@ -219,6 +219,16 @@ COMMON: dict[str, Row] = {
         steps=2,
     ),
     "base_model": Row("other", losses),
+    "chat_template_kwargs": Row(
+        {"mood": "kind"}, prompt, {"chat_template": CHATML.replace("{{ m['role'] }}", "{{ m['role'] ~ (mood or '') }}")}
+    ),
+    "template_date": Row(
+        "1999-12-31",
+        prompt,
+        {"chat_template": CHATML.replace("{{ m['role'] }}", "{{ m['role'] ~ strftime_now('%Y') }}")},
+    ),
+    "history": Row("as_template", lambda run: run.runner.chat.history),
+    "stop": Row(["o"], of_env("num_sampled_tokens")),
     "chat_template": Row(CHATML.replace("{{ m['role'] }}\n", "{{ m['role'] }}: "), prompt),
     "dtype": Row("bfloat16", lambda run: (run.deepspeed.bfloat16_enabled(), run.engine.arguments["dtype"])),
     "gradient_checkpointing": Row(True, lambda run: run.learner.module["default_policy"].lm.is_gradient_checkpointing),
@@ -288,6 +298,13 @@ OWN: dict[str, dict[str, Row]] = {
     },
     "RLOO": {**COMPARED, "step_gamma": Row(0.1, advantages, {"advantage": "agent_turn"})},
     "ReMax": {},
+    "Distill": {
+        "teacher": Row("other", advantages),
+        "teacher_weight": Row(0.5, advantages),
+        "divergence": Row("jsd", losses),
+        "jsd_beta": Row(0.1, losses, {"divergence": "jsd"}),
+        "with_reward": Row(True, advantages, {"group_size": 4}),
+    },
     "ReinforcePP": {
         "gamma": Row(0.5, advantages, {"group_size": 4}),
         "baseline": Row("group", advantages, {"group_size": 4}),
@@ -409,6 +426,8 @@ def entered(stack: ExitStack, method: str, steps: int, options: dict[str, Any], 
     Maze.threads.clear()
     options = dict(options)
     base_model = models[options.pop("base_model", "tiny")]
+    if method == "Distill":
+        options["teacher"] = str(models[options.get("teacher", "tiny")])
     if options.get("data") == "trajectories":
         with run(base_model, groups_per_step=6, save_trajectories=True) as played:
             options["data"] = str(played.algo.trajectories_path)
