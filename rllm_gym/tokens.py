@@ -138,7 +138,11 @@ class ChatTokenizer:
         special = [content for content, (_, token) in self._added.items() if token.special]
         self._protected_in_actions = any_of([*special, _FENCE])
         eos = self._backend.token_to_id(parts.special_tokens.get("eos_token", ""))
-        ends = [i for i in ([] if eos is None else [eos]) + list(parts.end_ids) if i < self.vocab_size]
+        # An ordinary token is part of what is said, whatever a file says of it; ends are among the added ones.
+        added = self._backend.get_added_tokens_decoder()
+        self._ordinary_ends = [i for i in parts.end_ids if i not in added and i < self.vocab_size]
+        ends = ([] if eos is None else [eos]) + [i for i in parts.end_ids if i in added]
+        ends = [i for i in ends if i < self.vocab_size]
         self._as_parts = False
         self.has_system_role = True
         self._end_of_turn = ""
@@ -521,6 +525,11 @@ class ChatTokenizer:
         if len(self.stop_ids) > 2:
             ends = ", ".join(repr(self.decode([i])) for i in self.stop_ids)
             lines.append(f"a turn ends with one of {ends}")
+        if self._ordinary_ends:
+            lines.append(
+                f"generation_config.json: eos_token_id names {len(self._ordinary_ends)} ordinary tokens, "
+                "which end no turn"
+            )
         return lines
 
     def _error(self, rule: str, got: str) -> ChatTemplateError:

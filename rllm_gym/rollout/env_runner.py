@@ -329,7 +329,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         loop = self._loop
         most_failed += loop.num_dropped
         finished = list(loop.finished_groups(pauses=lambda: loop.num_dropped > most_failed))
-        if loop.num_unfinished_episodes:
+        if loop.num_dropped > most_failed:
             finished += loop.abandon()
         order = {group.key: k for k, group in enumerate(groups)}
         return self._conclude(sorted(finished, key=lambda one: order[one.group.key]))

@@ -318,7 +318,7 @@ class RolloutLoop:
         return self._pool.call(flight.slot, function)
 
     def abandon(self) -> list[EpisodeGroup]:
-        """Drop what has not ended; return what has ended of the groups that are cut."""
+        """Drop what has not ended; return the groups that have, and of those that are cut the episodes that have."""
         cut = [flight.group for flight in self._flights] + [group for group, _ in self._pending]
         groups = {id(group): group for group in cut}.values()
         for request_id, request in self._requests.items():
@@ -327,7 +327,9 @@ class RolloutLoop:
             self._pool.discard(flight.slot)
         for left in (self._requests, self._pending, self._flights):
             left.clear()
-        return [EpisodeGroup(group.group, group.episodes, group.failed) for group in groups]
+        finished = [*self._finished, *(EpisodeGroup(group.group, group.episodes, group.failed) for group in groups)]
+        self._finished.clear()
+        return finished
 
     def close(self) -> None:
         """Drop what is in flight and close the environments; safe to call twice."""

@@ -536,3 +536,21 @@ def test_a_single_screened_episode_that_is_left_by_failures_tells_nothing(talk, 
     engine = EngineBySeed(talk, {seed_of(*task.key, 0, 0, 0): "a|"})
     [finished] = play(make_loop(engine, lambda env_index: Env()), task)
     assert [e.member for e in finished.episodes] == [1, 2] and [e.member for e in finished.failed] == [0]
+
+
+def test_a_loop_that_is_abandoned_returns_what_has_ended_and_drops_the_rest(talk, make_loop):
+    class SometimesBroken(talk.Env):
+        def reset(self, **kwargs):
+            if kwargs["options"]["item_id"] == "broken":
+                raise CrashError("no such page")
+            return super().reset(**kwargs)
+
+    engine = ScriptedEngine(lambda prompt: talk.encode("!|"))
+    loop = make_loop(engine, lambda i: SometimesBroken(), num_envs=1, max_retries=0)
+    loop.submit([group(0, "T", 2), group(1, "broken", 2), group(2, "T", 2)], max_episode_steps=None)
+    finished = list(loop.finished_groups(pauses=lambda: loop.num_dropped > 0))
+    finished += loop.abandon()
+    assert loop.num_unfinished_episodes == 0 and list(loop.finished_groups()) == []
+    ended = {g.group.key[-1]: (len(g.episodes), len(g.failed)) for g in finished}
+    assert ended[0] == (2, 0) and ended[1] == (0, 1) and ended.get(2, (0, 0)) == (0, 0)
+    assert only_episode(play(loop, group(3, "T"))).error is None  # it goes on with others

@@ -43,11 +43,12 @@ OPENAI_OPTIONS: dict[str, tuple[type | tuple[type, ...], str]] = {  # name: (typ
     "timeout_s": ((int, float), "for each attempt to connect and to read; default: 120"),
     "request": (dict, "keys to add to every request, or with null to leave out: `{reasoning_effort: low, seed: null}`"),
 }
+TRUST = "trust_remote_code"  # the run's own option, which engines get with theirs
 # What `engine_options` may hold; vLLM's are the fields of its EngineArgs.
 ENGINE_OPTIONS = {
     "openai": tuple(OPENAI_OPTIONS),
     "scripted": ("replies", "num_steps"),
-    "transformers": ("device", "trust_remote_code"),
+    "transformers": ("device", TRUST),
 }
 ONLY_PLAYS = {  # and why
     "openai": "the engine openai is for `rllib evaluate`: an endpoint takes no weights and tells no log-probabilities "
@@ -111,6 +112,10 @@ def check_engine(engine: str | EngineMaker, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: see `engine_maker` and `check_options`.
     """
+    if TRUST in options:
+        raise ConfigError(
+            f"engine_options: {TRUST} is an option of the whole run; got it here. Set it beside base_model."
+        )
     if isinstance(engine, str) and engine in ENGINES:
         check_options(engine, options)
     else:
@@ -126,9 +131,10 @@ def check_options(engine: str, options: Mapping[str, Any]) -> None:
     known = ENGINE_OPTIONS.get(engine, ())
     for name in options:
         if known and name not in known:
+            own = [option for option in known if option != TRUST]
             raise ConfigError(
-                f"engine_options: the engine {engine} takes {', '.join(known)}; got {name!r}. "
-                f"Did you mean {nearest(name, known)!r}?"
+                f"engine_options: the engine {engine} takes {', '.join(own)}; got {name!r}. "
+                f"Did you mean {nearest(name, own)!r}?"
             )
     if engine == "scripted" and "replies" not in options:
         raise ConfigError(
