@@ -323,8 +323,8 @@ MUTANTS = [
     option(
         "chat_template",
         RUNNER,
-        "ChatTokenizer(model, config.chat_template, vocab_size)",
-        "ChatTokenizer(model, None, vocab_size)",
+        "ChatTokenizer(model, vocab_size=vocab_size, **config.chat_options)",
+        "ChatTokenizer(model, vocab_size=vocab_size)",
     ),
     option("episode_timeout_s", RUNNER, "episode_timeout_s=config.episode_timeout_s", "episode_timeout_s=None"),
     option("env_timeout_s", RUNNER, "env_timeout_s=config.env_timeout_s", "env_timeout_s=None"),
@@ -437,7 +437,7 @@ MUTANTS = [
     Mutant(
         "Gemma's logits not capped",
         "rllm_gym/learner/logps.py",
-        "    if not softcap:\n",
+        "    if not softcap and scale == 1.0:\n",
         "    if True:\n",
         "tests/learner/test_other_models.py",
     ),
