@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import ext, nodes
+from jinja2 import ext, meta, nodes
 
 from rllm_gym.errors import ChatTemplateError, nearest
 from rllm_gym.template_sandbox import BoundedSandbox
@@ -73,6 +73,17 @@ def renderer(
     variables = {"tools": None, "documents": None, **special_tokens, **template_kwargs, "strftime_now": day.strftime}
     environment = _environment()
     return partial(environment.render_bounded, _compile(source), **variables)
+
+
+def arguments_of(source: str, special_tokens: Mapping[str, str]) -> list[str]:
+    """Return the names of a template's own arguments, such as `enable_thinking`; `strftime_now` where it asks the date.
+
+    Raises:
+        jinja2.TemplateError: the source is no template.
+    """
+    _compile(source)  # within bounds
+    given = {*_TAKEN, "tools", "documents", *special_tokens, "bos_token", "eos_token"} - {"strftime_now"}
+    return sorted(meta.find_undeclared_variables(_environment().parse(source)) - given - {*_environment().globals})
 
 
 def role_markers(

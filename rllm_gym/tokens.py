@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import TemplateError
 from tokenizers import AddedToken
 
-from rllm_gym.chat_template import any_of, find_template, renderer, role_markers, shipped_names
+from rllm_gym.chat_template import any_of, arguments_of, find_template, renderer, role_markers, shipped_names
 from rllm_gym.errors import ChatTemplateError, ConfigError, nearest
 from rllm_gym.kept_spans import EncodedText, first_token_at, sampled_tokens, spans_of, splice
 from rllm_gym.models import resolve_tokenizer
@@ -143,6 +143,7 @@ class ChatTokenizer:
         self._ordinary_ends = [i for i in parts.end_ids if i not in added and i < self.vocab_size]
         ends = ([] if eos is None else [eos]) + [i for i in parts.end_ids if i in added]
         ends = [i for i in ends if i < self.vocab_size]
+        self._special_tokens = parts.special_tokens
         self._as_parts = False
         self.has_system_role = True
         self._end_of_turn = ""
@@ -321,11 +322,11 @@ class ChatTokenizer:
             protected.append(_message(m["role"], content))
         return self._render_plainly(messages=protected, add_generation_prompt=add_generation_prompt)
 
-    def _render_plainly(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render_plainly(self, messages: Sequence[Message], add_generation_prompt: bool, **variables: Any) -> str:
         shaped: list[dict[str, Any]] = list(messages)  # type: ignore[arg-type]
         if self._as_parts:
             shaped = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        return self._template(messages=shaped, add_generation_prompt=add_generation_prompt)
+        return self._template(messages=shaped, add_generation_prompt=add_generation_prompt, **variables)
 
     def _protect(self, text: str, saved: list[str], pattern: re.Pattern[str]) -> str:
         def placeholder(match: re.Match[str]) -> str:
@@ -512,25 +513,47 @@ class ChatTokenizer:
             num_tokens += len(action_ids)
         return num_samples, num_repeated / num_tokens
 
+    @property
+    def template_arguments(self) -> list[str]:
+        """The template's own arguments, by name; `strftime_now` is among them where it writes the date."""
+        return arguments_of(self.chat_template, self._special_tokens)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template writes the tools that it is given."""
+        function = {"name": _SENTINEL, "description": "?", "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": function}]
+        try:
+            return _SENTINEL in self._render_plainly([_message("user", "?")], True, tools=tools)
+        except TemplateError:
+            return False
+
     def notes(self) -> list[str]:
         """Return what a run says of the template and of the ends of a turn before it starts; nothing where all is as
         usual."""
+        return [note for note in (self.note_on_history(), self.note_on_ends()) if note]
+
+    def note_on_history(self) -> str:
+        """Return what it costs that the template rewrites what was said; "" where it does not."""
+        if self.history != "as_template":
+            return ""
+        num_samples, share = self.cost_of_history()
+        return (
+            "history: as_template: the chat template rewrites what was said, so that five turns with thoughts give "
+            f"{num_samples} training samples, and {share:.0%} of their tokens are read more than once"
+        )
+
+    def note_on_ends(self) -> str:
+        """Return what ends a turn, where it is more than the template's and the tokenizer's tokens."""
         lines = []
-        if self.history == "as_template":
-            num_samples, share = self.cost_of_history()
-            lines.append(
-                "history: as_template: the chat template rewrites what was said, so that five turns with thoughts give "
-                f"{num_samples} training samples, and {share:.0%} of their tokens are read more than once"
-            )
         if len(self.stop_ids) > 2:
-            ends = ", ".join(repr(self.decode([i])) for i in self.stop_ids)
-            lines.append(f"a turn ends with one of {ends}")
+            lines.append(f"a turn ends with one of {', '.join(repr(self.decode([i])) for i in self.stop_ids)}")
         if self._ordinary_ends:
             lines.append(
                 f"generation_config.json: eos_token_id names {len(self._ordinary_ends)} ordinary tokens, "
                 "which end no turn"
             )
-        return lines
+        return "; ".join(lines)
 
     def _error(self, rule: str, got: str) -> ChatTemplateError:
         return ChatTemplateError(f"ChatTokenizer: the chat template of {self.name} {rule}; got {got}. {self._advice()}")

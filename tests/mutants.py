@@ -178,6 +178,13 @@ MUTANTS = [
         "tests/wiring/test_sync_check.py -k another",
     ),
     Mutant(
+        "the doctor looks before the weights have changed only",
+        "rllm_gym/cli/doctor.py",
+        'for what in ("as loaded", "after a sync of changed weights"):',
+        'for what in ("as loaded",):',
+        "tests/cli/test_doctor.py -k compared",
+    ),
+    Mutant(
         "frequencies follow what a row holds",
         "rllm_gym/rotary.py",
         'return rope_type == "longrope" or "dynamic" in rope_type',

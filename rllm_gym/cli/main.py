@@ -58,6 +58,7 @@ def make_rllm_gym_app() -> typer.Typer:
     from rllm_gym.cli.common import find_own_modules
     from rllm_gym.cli.compare import compare
     from rllm_gym.cli.convert import convert
+    from rllm_gym.cli.doctor import doctor
     from rllm_gym.cli.export import export
     from rllm_gym.cli.index import index
     from rllm_gym.cli.new_env import new_env
@@ -79,6 +80,7 @@ def make_rllm_gym_app() -> typer.Typer:
     app.command()(web_check)
     app.command()(new_env)
     app.command()(check_env)
+    app.command()(doctor)
     app.command()(compare)
     app.command()(panel)
     app.command()(show)

@@ -55,11 +55,9 @@ def notices_of(learner: Any) -> list[str]:
         if num_experts and module.model_config["lora"] is not None:
             share = num_experts / sum(size for _, size in sizes)
             notices.append(f"lora: {module_id} trains its linear layers; experts, {share:.0%} of it, stay as they are")
-    if config.weight_dtype != "float32" and any(m.model_config["lora"] is not None for m in learner.module.values()):
-        notices.append(
-            f"lora: in {config.weight_dtype} about half of a young adapter's effect is lost to rounding, in the "
-            "sampler and in the trainer; in float32 none is. Set dtype: float32 where there is the memory."
-        )
+    lora_notice = notice_of_lora(config.weight_dtype)
+    if lora_notice and any(module.model_config["lora"] is not None for module in learner.module.values()):
+        notices.append(lora_notice)
     has_16_bits = config.weight_dtype != "float32" or any(e.torch_autocast_enabled() for e in learner.engines.values())
     if has_16_bits and device.type == "cpu" and not multiplies_in_16_bits(torch.cpu.get_capabilities()):
         notices.append(
@@ -67,6 +65,16 @@ def notices_of(learner: Any) -> list[str]:
             "processor, which has no AVX-512. Leave both out, or set float32."
         )
     return notices
+
+
+def notice_of_lora(dtype: str) -> str | None:
+    """Return how much of an adapter's effect rounding costs; see `benchmarks/lora_dtype.py`."""
+    if dtype == "float32":
+        return None
+    return (
+        f"lora: in {dtype} about half of a young adapter's effect is lost to rounding, in the sampler and in the "
+        "trainer; in float32 none is. Set dtype: float32 where there is the memory."
+    )
 
 
 def multiplies_in_16_bits(capabilities: Mapping[str, Any]) -> bool:

@@ -377,19 +377,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def probe(self) -> dict[str, Probe]:
         """Let each policy's engine that gives a model's log-probabilities go on from a fixed prompt, as in training."""
-        room = min(PROBE_TOKENS, self.config.max_new_tokens)
-        ids = self.chat.encode_chat(self.chat.opening("", PROBE_TEXT), add_generation_prompt=True)
-        ids = ids[: self.config.max_model_len - room]
         probes = {}
         for module_id in self._module_ids():
             engine: Any = self.engines[module_id]
             if not getattr(engine, "gives_model_logps", False):
                 continue
-            params = replace(self._params[module_id], max_new_tokens=room)
-            engine.submit(CompletionRequest("probe", ids, (), params, seed=0))
-            while not (done := engine.step()):
-                pass
-            probes[module_id] = Probe(ids, done[0], getattr(engine, "loading", ""), getattr(engine, "unloaded", ()))
+            probes[module_id] = probe_engine(engine, self.chat, self._params[module_id], self.config.max_model_len)
         return probes
 
     def take_usage(self) -> dict[str, float]:
@@ -459,3 +452,13 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.loop.close()
         for engine in self.engines.values():
             engine.close()
+
+
+def probe_engine(engine: Any, chat: ChatTokenizer, params: SamplingParams, max_model_len: int) -> Probe:
+    """Return how an engine goes on from a fixed prompt."""
+    room = min(PROBE_TOKENS, params.max_new_tokens)
+    ids = chat.encode_chat(chat.opening("", PROBE_TEXT), add_generation_prompt=True)[: max_model_len - room]
+    engine.submit(CompletionRequest("probe", ids, (), replace(params, max_new_tokens=room), seed=0))
+    while not (done := engine.step()):
+        pass
+    return Probe(ids, done[0], getattr(engine, "loading", ""), getattr(engine, "unloaded", ()))

@@ -25,15 +25,14 @@ def sync_faults(algorithm: Any) -> list[str]:
     ]
     if not probes:
         return []
-    samples = [_sample(module_id, probe) for module_id, probe in probes]
+    samples = [probed_sample(module_id, probe) for module_id, probe in probes]
     algorithm.score(samples, ["trainer_logp"])
-    autocast: Mapping[str, Any] = config.deepspeed.get("torch_autocast", {})
-    is_exact = config.weight_dtype == "float32" and not autocast.get("enabled")
-    faults = [_fault(*probe, sample, is_exact) for probe, sample in zip(probes, samples, strict=True)]
+    faults = [probe_fault(*probe, sample, config) for probe, sample in zip(probes, samples, strict=True)]
     return list(dict.fromkeys(filter(None, faults)))
 
 
-def _sample(module_id: str, probe: Probe) -> Sample:
+def probed_sample(module_id: str, probe: Probe) -> Sample:
+    """Return the sample that the trainer is to score."""
     sampled = probe.completion.token_ids
     tokens = np.concatenate([np.asarray(probe.prompt_ids, np.int64), sampled])
     weight = np.zeros(len(tokens), np.float32)
@@ -41,9 +40,17 @@ def _sample(module_id: str, probe: Probe) -> Sample:
     return Sample(tokens, weight, module=module_id)
 
 
-def _fault(module_id: str, probe: Probe, sample: Sample, is_exact: bool) -> str | None:
+def differences_of(probe: Probe, sample: Sample) -> Any:
+    """Return how far each sampled token's log-probability is from the trainer's, float32 [T]."""
     assert sample.trainer_logp is not None
-    differences = np.abs(sample.trainer_logp[len(probe.prompt_ids) :] - probe.completion.logp)
+    return np.abs(sample.trainer_logp[len(probe.prompt_ids) :] - probe.completion.logp)
+
+
+def probe_fault(module_id: str, probe: Probe, sample: Sample, config: Any) -> str | None:
+    """Return how far an engine is from the trainer, in a line; None within the bound of the configuration's dtype."""
+    autocast: Mapping[str, Any] = config.deepspeed.get("torch_autocast", {})
+    is_exact = config.weight_dtype == "float32" and not autocast.get("enabled")
+    differences = differences_of(probe, sample)
     off = float(differences.max() if is_exact else differences.mean())
     most = MOST_FLOAT32 if is_exact else MOST_MEAN_16_BITS
     if off <= most and not probe.unloaded:

@@ -19,6 +19,7 @@ from rllm_gym.cli.train.experiment import Experiment
 from rllm_gym.cli.train.first_prompt import first_prompts
 from rllm_gym.cli.train.library_options import quiet
 from rllm_gym.cli.train.loggers import DEFAULT_LOGGERS
+from rllm_gym.cli.train.model_findings import look_at_folder
 from rllm_gym.cli.train.sampler_memory import describe_cache, gpu_bytes, measure_cache, memory_fault, room_fault
 from rllm_gym.cli.train.storage import check_storage
 from rllm_gym.cli.train.sweeps import find_samplers, is_sampler, num_trials
@@ -41,6 +42,8 @@ ESSENTIALS = (
     "zero_stage",
     "seed",
 )
+# Of the doctor's checks those that nothing else here makes: of the length vLLM judges, and of memory the cluster.
+OPTION_OF_CHECK = {"chat template": "chat_template", "chat_template_kwargs": "chat_template_kwargs"}
 MACHINE = "what this machine lacks (--elsewhere leaves it out):"
 
 
@@ -123,10 +126,12 @@ def _look_ahead(checked: Checked, faults: Faults, *, address: str | None, with_r
                 lines += _look_at_vllm(config, str(model), faults, is_joined=address is not None)
         elif config.num_env_runners:
             faults.unchecked.append(f"the engine {config.engine}")
+    for config in _distinct(checked.configs, ("base_model", "weight_dtype", "max_model_len", "lora", "chat_options")):
+        lines += _look_at_model(config, faults)
     if not with_reset or faults.lacks_environment:
         why = "" if with_reset else " (--no-reset)"
         faults.unchecked.append(f"the environments' reset{why}, and what it starts: browsers, Java, games")
-    elif checked.config["env"] is not None and not faults.suspects & {"env", "env_config"}:
+    elif checked.config["env"] is not None and not faults.suspects & {"env", "env_config", *OPTION_OF_CHECK.values()}:
         for config in _distinct(checked.configs, ("base_model", "chat_options", "env_config", "max_model_len")):
             if Path(resolve_base_model(config.base_model, allow_lookup=False)).is_dir():
                 lines += _look_at_prompts(config, faults)
@@ -178,6 +183,20 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
     return [describe_cache(cache, config)]
 
 
+def _look_at_model(config: Any, faults: Faults) -> list[str]:
+    """Return what `rllm-gym doctor` notes of a model without loading it."""
+    folder = Path(resolve_base_model(config.base_model, allow_lookup=False))
+    if not folder.is_dir() or "base_model" in faults.suspects:
+        return []
+    lines = []
+    for finding in look_at_folder(folder, config):
+        if finding.level == "wrong" and (option := OPTION_OF_CHECK.get(finding.check)):
+            faults.add(("config", option), finding.text, code=FAILED)
+        elif finding.level == "note":
+            lines.append(f"{finding.check}: {finding.text}")
+    return lines
+
+
 def _look_at_prompts(config: Any, faults: Faults) -> list[str]:
     lines: list[str] = []
     strangers = {agent_id for agent_id, opponent in config.opponent_specs.items() if opponent.kind != "self"}
@@ -189,7 +208,6 @@ def _look_at_prompts(config: Any, faults: Faults) -> list[str]:
                 faults.add_between(("env",), f"{spec.name}: {found.error}", code=FAILED)
             continue
         assert found.num_tokens is not None
-        lines += found.notes
         try:
             for agent_id in sorted(set(found.agents) - strangers):
                 config.policy_of(agent_id)

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,14 +28,12 @@ class FirstPrompt:
         agents: who acts, sooner or later.
         error: why it failed.
         is_machines: whether it failed for something that this machine lacks.
-        notes: what a run says of the chat template before it starts.
     """
 
     num_tokens: int | None = None
     agents: tuple[str, ...] = ()
     error: str | None = None
     is_machines: bool = False
-    notes: tuple[str, ...] = ()
 
 
 def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> Iterator[FirstPrompt]:
@@ -94,8 +92,7 @@ def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Co
         chat = ChatTokenizer(settings["model"], **settings["chat_options"])
         connection.send(FirstPrompt())
         for spec in environments:
-            found = _first_prompt(make_token_env(spec, chat), settings)
-            connection.send(replace(found, notes=tuple(chat.notes())))
+            connection.send(_first_prompt(make_token_env(spec, chat), settings))
     except Exception as error:  # an environment may raise anything
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         connection.send(FirstPrompt(error=text, is_machines=isinstance(error, MachineError)))

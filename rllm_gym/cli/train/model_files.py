@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,25 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 def model_fault(folder: Path, *, trust_remote_code: bool) -> str | None:
     """Return why the model in a folder cannot be trained, in a line; None where nothing speaks against it."""
+    return next((fault for _, fault in look_at_model(folder, trust_remote_code=trust_remote_code) if fault), None)
+
+
+def look_at_model(folder: Path, *, trust_remote_code: bool) -> Iterator[tuple[str, str | None]]:
+    """Yield the checks of a model's folder: the check's name, and the fault in a line, or None.
+
+    Where the configuration or the kind of model is at fault, nothing follows.
+    """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        return f"base_model: {folder / 'config.json'} is no JSON ({error}). Download the model again."
-    return (
-        _kind_fault(folder, config, trust_remote_code)
-        or _weights_fault(folder)
-        or _tokens_fault(folder, config)
-        or None
-    )
+        yield "configuration", f"base_model: {folder / 'config.json'} is no JSON ({error}). Download the model again."
+        return
+    fault = _kind_fault(folder, config, trust_remote_code)
+    yield "kind of model", fault
+    if fault is None:
+        yield "quantization", _quantization_fault(folder, config)
+        yield "files of weights", _weights_fault(folder)
+        yield "embedding", _tokens_fault(folder, config)
 
 
 def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> str | None:
@@ -46,6 +56,10 @@ def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -
         return (
             f"base_model: must be a causal language model; got a {kind} ({folder}), which is none. Choose another one."
         )
+    return None
+
+
+def _quantization_fault(folder: Path, config: dict[str, Any]) -> str | None:
     if quantization := config.get("quantization_config") or config.get("text_config", {}).get("quantization_config"):
         method = quantization.get("quant_method", "some method")
         return (

@@ -40,14 +40,16 @@ def measure_cache(config: Any, model: str) -> Cache:
     Args:
         model: a folder.
     """
-    from transformers import AutoConfig
-
-    hf = AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code)
-    hf = hf.get_text_config()
+    hf = _text_config(config, model)
     num_bytes = config.engine_options.get("kv_cache_memory_bytes")
     if num_bytes is None:
         num_bytes = _default_cache(config, model, gpu_bytes())
     return Cache(int(num_bytes), _bytes_per_token(hf, config), _keeps_every_token(hf))
+
+
+def episode_bytes(config: Any, model: str) -> int:
+    """Return the key-value cache of one episode of `max_model_len`; an upper bound where some is shared."""
+    return config.max_model_len * _bytes_per_token(_text_config(config, model), config)
 
 
 def room_fault(cache: Cache, config: Any) -> str | None:
@@ -56,7 +58,7 @@ def room_fault(cache: Cache, config: Any) -> str | None:
         return None
     return (
         f"engine_options: the key-value cache must hold an episode of max_model_len {config.max_model_len}, "
-        f"{_gib(config.max_model_len * cache.bytes_per_token)}; got {_gib(cache.num_bytes)} for {cache.num_tokens:,} "
+        f"{gib(config.max_model_len * cache.bytes_per_token)}; got {gib(cache.num_bytes)} for {cache.num_tokens:,} "
         "tokens. Raise kv_cache_memory_bytes or gpu_memory_utilization, or lower max_model_len."
     )
 
@@ -67,15 +69,21 @@ def memory_fault(cache: Cache, config: Any) -> str | None:
         return None
     return (
         f"engine_options: this machine must hold the key-value caches; got {config.num_env_runners} of "
-        f"{_gib(cache.num_bytes)}, and it has {_gib(machine_bytes())}. Lower kv_cache_memory_bytes or num_env_runners."
+        f"{gib(cache.num_bytes)}, and it has {gib(machine_bytes())}. Lower kv_cache_memory_bytes or num_env_runners."
     )
 
 
 def describe_cache(cache: Cache, config: Any) -> str:
     """Return a line on how many tokens and episodes a cache holds."""
     episodes = cache.num_tokens / config.max_model_len
-    size = _gib(cache.num_bytes)
+    size = gib(cache.num_bytes)
     return f"key-value cache: {size} for {cache.num_tokens:,} tokens, {episodes:,.1f} episodes of max_model_len"
+
+
+def _text_config(config: Any, model: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code).get_text_config()
 
 
 def _bytes_per_token(hf: Any, config: Any) -> int:
@@ -101,18 +109,23 @@ def _default_cache(config: Any, model: str, gpu: int | None) -> int:
         return DEFAULT_KV_CACHE_BYTES
     share = config.engine_options.get("gpu_memory_utilization", EngineArgs.gpu_memory_utilization)
     num_gpus = config.engine_options.get("tensor_parallel_size", 1)
-    return int(share * gpu * num_gpus) - _weight_bytes(model, config)
+    return int(share * gpu * num_gpus) - count_parameters(model, config) * bytes_per_weight(config)
 
 
-def _weight_bytes(model: str, config: Any) -> int:
+def bytes_per_weight(config: Any) -> int:
+    return 4 if config.weight_dtype == "float32" else 2
+
+
+def count_parameters(model: str, config: Any) -> int:
+    """Return the number of a model's parameters; no weights are loaded."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
         trusts = {"trust_remote_code": config.trust_remote_code}
         lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, **trusts), **trusts)
-    return sum(parameter.numel() for parameter in lm.parameters()) * (4 if config.weight_dtype == "float32" else 2)
+    return sum(parameter.numel() for parameter in lm.parameters())
 
 
-def _gib(count: float) -> str:
+def gib(count: float) -> str:
     return f"{count / 2**30:,.2f} GiB"

@@ -349,3 +349,18 @@ def test_no_reset_without_a_dry_run_is_refused(tmp_path: Path) -> None:
         2, "--elsewhere: goes with --dry-run; training needs this machine. Leave it out.\n",
     )  # fmt: skip
     assert os.listdir(tmp_path) == ["x.yaml"]
+
+
+@pytest.mark.promise
+def test_a_dry_run_notes_what_the_doctor_finds_in_a_template(tmp_path: Path, prompts: list[object]) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% if not think %}<think></think>{% endif %}{% endif %}"
+    )
+    text = f"{EXPERIMENT}    engine: transformers\n    chat_template: {template}\n"
+    result = dry_run(tmp_path, text)
+    assert result.exit_code == 0, result.output
+    assert "# template arguments: chat_template_kwargs may set think\n" in result.stdout
+    result = dry_run(tmp_path, f"{text}    chat_template_kwargs: {{thnk: true}}\n")
+    assert fault(result, tmp_path).startswith("x.yaml:10: the template takes no 'thnk', only: think.")
