@@ -27,6 +27,8 @@ def wrap(
     *,
     tokenizer: Any = None,
     chat_template: str | Path | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    template_date: str | None = None,
     max_tokens: int | None = None,
 ) -> TokenEnv:
     """Return a token-level environment around any existing text environment.
@@ -38,6 +40,8 @@ def wrap(
         env: a `gymnasium.Env` whose two spaces are `gymnasium.spaces.Text`, such as `UnicodeText`.
         tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
         chat_template: replaces the tokenizer's template.
+        chat_template_kwargs: variables of the template, such as `enable_thinking`; None is none.
+        template_date: today, for a template that writes it, as 2026-01-31; None is 2026-01-01.
         max_tokens: bound on one action and on one observation; None is that of `TokenEnv`.
 
     Raises:
@@ -46,7 +50,14 @@ def wrap(
     check_text_env(env, "wrap")
     from rllm_gym.envs.tokens import to_tokens  # loads tokenizers and Jinja, which the text level does without
 
-    return to_tokens(env, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens)
+    return to_tokens(
+        env,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+        template_date=template_date,
+        max_tokens=max_tokens,
+    )
 
 
 def from_pettingzoo(env: Any, *, system_prompts: Mapping[str, str] | None = None) -> PettingZooEnv:

@@ -34,6 +34,8 @@ class TokenMultiAgentEnv:
         env: the environment. `env.system_prompts`, if there, maps agents to system prompts.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
+        chat_template_kwargs: see `ChatTokenizer`.
+        template_date: see `ChatTokenizer`.
         max_tokens: bound on one action and on one observation, see `TokenEnv`.
         stop: texts that end a turn, see `TokenEnv`.
     """
@@ -44,12 +46,16 @@ class TokenMultiAgentEnv:
         *,
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        template_date: str | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ):
         max_tokens = check_max_tokens(max_tokens, "TokenMultiAgentEnv")
         self.env = env
-        self.chat = chat_tokenizer(tokenizer, chat_template)
+        self.chat = chat_tokenizer(
+            tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs, template_date=template_date
+        )
         self.max_tokens = max_tokens
         self.stop = stop_of(env, stop)
         self.possible_agents: list[str] = list(env.possible_agents)

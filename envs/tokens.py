@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ def to_tokens(
     *,
     tokenizer: Any = None,
     chat_template: str | Path | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    template_date: str | None = None,
     max_tokens: int | None = None,
     stop: Sequence[str] | None = None,
 ) -> Any:
@@ -24,12 +26,19 @@ def to_tokens(
         env: a `gymnasium.Env[str, str]`, or one with the dictionaries of RLlib's `MultiAgentEnv`.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
+        chat_template_kwargs: see `ChatTokenizer`.
+        template_date: see `ChatTokenizer`.
         max_tokens: bound on one action and on one observation, see `TokenEnv`; None is its default.
         stop: texts that end a turn, see `TokenEnv`; None is the environment's own.
     """
     options: dict[str, Any] = {
-        "tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens, "stop": stop
-    }  # fmt: skip
+        "tokenizer": tokenizer,
+        "chat_template": chat_template,
+        "chat_template_kwargs": chat_template_kwargs,
+        "template_date": template_date,
+        "max_tokens": max_tokens,
+        "stop": stop,
+    }
     if hasattr(env, "possible_agents"):
         return env if hasattr(env, "stop_ids") else TokenMultiAgentEnv(env, **options)
     return env if env.has_wrapper_attr("stop_ids") else TokenEnv(env, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -58,6 +58,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         env: the text environment.
         tokenizer: see `ChatTokenizer`; None takes the shipped one.
         chat_template: see `ChatTokenizer`; None takes the tokenizer's.
+        chat_template_kwargs: see `ChatTokenizer`.
+        template_date: see `ChatTokenizer`.
         max_tokens: bound on one action and on what is added after one; None is 32,768. A bound without room even for
             the system prompt and the template raises `EnvError` at reset.
         stop: texts that end a turn; None is the environment's own (`env.unwrapped.stop`, if there are any). The
@@ -75,17 +77,22 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         *,
         tokenizer: Any = None,
         chat_template: str | Path | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        template_date: str | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ):
         check_text_env(env, "TokenEnv")
         max_tokens = check_max_tokens(max_tokens, "TokenEnv")
-        chat = chat_tokenizer(tokenizer, chat_template)
+        options: dict[str, Any] = {
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "template_date": template_date,
+        }
+        chat = chat_tokenizer(tokenizer, **options)
         if tokenizer is not None and not isinstance(tokenizer, str | Path):
-            tokenizer, chat_template = chat, None  # compares and copies by value, unlike a Hugging Face tokenizer
-        RecordConstructorArgs.__init__(
-            self, tokenizer=tokenizer, chat_template=chat_template, max_tokens=max_tokens, stop=stop
-        )
+            tokenizer, options = chat, {}  # compares and copies by value, unlike a Hugging Face tokenizer
+        RecordConstructorArgs.__init__(self, tokenizer=tokenizer, **options, max_tokens=max_tokens, stop=stop)
         gymnasium.Wrapper.__init__(self, env)
         self.chat = chat
         if hasattr(env.unwrapped, "count_tokens"):  # an environment that cuts what it says to a budget

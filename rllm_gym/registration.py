@@ -147,6 +147,8 @@ def make_env(
     agent: Mapping[str, Any] | None = None,
     tokenizer: str | PreTrainedTokenizerBase | None = None,
     chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    template_date: str | None = None,
     max_tokens: int | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env[Any, Any]:
@@ -161,6 +163,8 @@ def make_env(
             own format, and nothing else.
         tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
         chat_template: replaces the tokenizer's template.
+        chat_template_kwargs: variables of the template, such as `enable_thinking`; None is none.
+        template_date: today, for a template that writes it, as 2026-01-31; None is 2026-01-01.
         max_tokens: bound on one action and on one observation in tokens; see `TokenEnv`.
         kwargs: keywords of the environment.
 
@@ -174,7 +178,13 @@ def make_env(
         env = _in_protocol(protocol, env, agentgym, agent)
     create: Callable[..., Any] = load_env_creator(env) if isinstance(env, str) else env
     _check_keywords(create, kwargs)
-    options: dict[str, Any] = {"tokenizer": tokenizer, "chat_template": chat_template, "max_tokens": max_tokens}
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "chat_template": chat_template,
+        "chat_template_kwargs": chat_template_kwargs,
+        "template_date": template_date,
+        "max_tokens": max_tokens,
+    }
     if obs_type == "text":
         for key, value in options.items():
             if value is not None:

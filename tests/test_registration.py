@@ -105,6 +105,7 @@ def test_an_environments_spec_makes_it_again_and_goes_through_json():
         ({"obs_type": "txt"}, 'obs_type must be "token" or "text"; got \'txt\''),
         ({"obs_type": "text", "tokenizer": "gpt2"}, "tokenizer belongs to the token level; got 'gpt2'"),
         ({"obs_type": "text", "chat_template": "x"}, "chat_template belongs to the token level"),
+        ({"obs_type": "text", "template_date": "2026-02-03"}, "template_date belongs to the token level"),
         ({"obs_type": "text", "splt": "eval"}, "got 'splt'. Did you mean 'split'"),
         ({"obs_type": "token", "dept": 1}, "got 'dept'. Did you mean 'depth'"),
     ],
@@ -117,3 +118,16 @@ def test_bad_keywords_are_refused_in_one_line(kwargs, message):
 def test_the_factory_takes_a_class_or_its_name():
     assert isinstance(make_env(TextCraftEnv, obs_type="text"), TextCraftEnv)
     assert isinstance(make_env("rllm_gym.envs.textcraft.env:TextCraftEnv", obs_type="text"), TextCraftEnv)
+
+
+def test_arguments_and_date_of_the_template_are_keywords_of_gymnasium_make():
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{{ mood }} {{ strftime_now('%d.%m.') }}{% endif %}"
+    )
+    options = {"chat_template": template, "chat_template_kwargs": {"mood": "glad"}, "template_date": "2026-02-03"}
+    env = gymnasium.make(TEXTCRAFT, **options)
+    ids, _ = env.reset(seed=0)
+    assert env.get_wrapper_attr("chat").decode(ids).endswith("assistant\nglad 03.02.")
+    again = gymnasium.make(env.spec)
+    assert again.get_wrapper_attr("chat") == env.get_wrapper_attr("chat")

@@ -142,7 +142,6 @@ def _look_at_learner(folder: Path, config: Any, *, with_engine: bool) -> Iterato
 def _make_learner(config: Any, **changes: Any) -> Any:
     """Return a learner in this process; adapters are left out, which change neither rows nor a sync of weights."""
     from gymnasium.spaces import Discrete
-    from ray.rllib.core.learner.learner_group import LearnerGroup
     from ray.rllib.utils.spaces.repeated import Repeated
 
     from rllm_gym.cli.train.library_options import quiet
@@ -154,7 +153,9 @@ def _make_learner(config: Any, **changes: Any) -> Any:
     space = Repeated(Discrete(2), config.max_model_len)
     with quiet():
         spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE: (space, space)})
-        return LearnerGroup(config=config, module_spec=spec)._learner
+        learner = config.get_default_learner_class()(config=config, module_spec=spec)
+        learner.build()
+    return learner
 
 
 def _look_at_rows(check: str, fault: str | None, good: str) -> Any:

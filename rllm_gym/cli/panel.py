@@ -31,6 +31,10 @@ def panel(
     top_p: Annotated[float, typer.Option(min=1e-9, max=1, help="Of sampling.")] = SamplingParams.top_p,
     top_k: Annotated[int, typer.Option(min=0, help="Of sampling; 0 is all.")] = SamplingParams.top_k,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one turn at most.")] = MAX_NEW_TOKENS,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="Variables of the policy's chat template, as JSON.")
+    ] = None,
+    template_date: Annotated[str | None, typer.Option(help="The date that a template writes, as 2026-01-31.")] = None,
 ) -> None:
     """Print a panel: tasks, seeds, horizon and sampling, with their hash; for `rllib evaluate --panel`."""
     from rllm_gym.evaluation.panel import make_panel
@@ -55,6 +59,10 @@ def panel(
                 sampling=SamplingParams(max_new_tokens, temperature, top_p, top_k),
                 item_ids=published.item_ids,
                 categories=published.categories,
+                template={
+                    "chat_template_kwargs": parse_mapping("--chat-template-kwargs", chat_template_kwargs),
+                    "template_date": template_date,
+                },
             )
         except TypeError as error:  # a keyword that the environment does not take
             raise ConfigError(" ".join(str(error).split())) from error

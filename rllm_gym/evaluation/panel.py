@@ -18,6 +18,7 @@ from rllm_gym.training.task_sampler import EVALUATION_STEP, evaluation_groups
 from rllm_gym.types import SamplingParams, TaskGroup
 
 ItemId = str | int | None
+TEMPLATE_OPTIONS = ("chat_template_kwargs", "template_date")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Panel:
         sampling: how completions are sampled.
         samples: episodes of each task.
         split: what the tasks were drawn from; it names them and is not part of the hash.
+        template: `chat_template_kwargs` and `template_date`, where they are set: what a policy reads depends on them.
         categories: of items that count as another category than the environment's own, which is not part of it, either.
     """
 
@@ -45,6 +47,7 @@ class Panel:
     env_config: Mapping[str, Any] = field(default_factory=dict)
     split: str = "eval"
     categories: Mapping[str, str] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.item_ids)
@@ -59,6 +62,7 @@ class Panel:
             "seeds": list(self.seeds),
             "horizon": self.horizon,
             "sampling": {**asdict(self.sampling), "samples": self.samples},
+            **self.template,
         }
 
     @property
@@ -96,6 +100,7 @@ def make_panel(
     sampling: SamplingParams,
     item_ids: Sequence[ItemId] | None = None,
     categories: Mapping[str, str] | None = None,
+    template: Mapping[str, Any] | None = None,
 ) -> Panel:
     """Return a panel of `num_tasks` tasks over a split's items, as evenly as can be.
 
@@ -103,6 +108,7 @@ def make_panel(
         seed: of the order of the tasks and of their environments.
         item_ids: these tasks instead, in this order.
         categories: see `Panel`.
+        template: options of a run, of which `chat_template_kwargs` and `template_date` become part of the panel.
 
     Raises:
         ConfigError: `env_config` cannot be written as JSON.
@@ -114,14 +120,30 @@ def make_panel(
     # What selects tasks has done so, unless the environment draws them by the seed.
     selection = SELECTION if found is not None else ()
     env_config = {key: value for key, value in spec.with_split(split).env_config.items() if key not in selection}
+    env_config = _as_json("env_config", env_config)
+    seeds = [seed_of(seed, EVALUATION_STEP, k) for k in range(len(item_ids))]
+    fixed = {name: value for name in TEMPLATE_OPTIONS if (value := (template or {}).get(name))}
+    return Panel(
+        str(spec.env),
+        list(item_ids),
+        seeds,
+        horizon,
+        sampling,
+        samples,
+        env_config,
+        split,
+        categories or {},
+        _as_json("chat_template_kwargs", fixed),
+    )
+
+
+def _as_json(name: str, value: Any) -> Any:
     try:
-        env_config = json.loads(json.dumps(env_config, allow_nan=False))
+        return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"panel: env_config must be what JSON can hold; got {env_config!r} ({error}). Use texts, numbers and lists."
+            f"panel: {name} must be what JSON can hold; got {value!r} ({error}). Use texts, numbers and lists."
         ) from error
-    seeds = [seed_of(seed, EVALUATION_STEP, k) for k in range(len(item_ids))]
-    return Panel(str(spec.env), list(item_ids), seeds, horizon, sampling, samples, env_config, split, categories or {})
 
 
 def read_panel(path: Path, *, is_trusted: bool = False) -> Panel:
@@ -147,6 +169,7 @@ def read_panel(path: Path, *, is_trusted: bool = False) -> Panel:
             content["env_config"],
             content["split"],
             content.get("categories", {}),
+            {name: content[name] for name in TEMPLATE_OPTIONS if name in content},
         )
         is_whole = len(panel.item_ids) == len(panel.seeds) > 0
         written = content["panel_hash"]

@@ -126,6 +126,7 @@ def plan_evaluation(
                         seed=seed,
                         horizon=turns,
                         sampling=sampling,
+                        template=trained.chat_options,
                     )
                 )
     if policy.checkpoint is not None and protocol_of(policy.checkpoint) == "agentgym":
@@ -159,6 +160,13 @@ def _play_on(config: Any, panels: Sequence[Panel]) -> None:
     taken = Counter(panel.hash for panel in panels)
     if len(taken) < len(panels):
         raise ConfigError(f"evaluate: a panel is played once; got {max(taken, key=taken.__getitem__)[:12]} twice.")
+    if any(panel.template != panels[0].template for panel in panels):
+        raise ConfigError(
+            "evaluate: panels that are played together must have the same chat_template_kwargs and template_date; got "
+            f"{', '.join(dict.fromkeys(str(dict(panel.template)) for panel in panels))}. Play them one by one."
+        )
+    for name, value in panels[0].template.items() if panels else ():
+        setattr(config, name, value)
     names = Counter(panel.spec.name for panel in panels)
     entries = []
     for panel in panels:

@@ -129,7 +129,7 @@ class _Session:
         from rllm_gym.tokens import chat_tokenizer
         from rllm_gym.viewer.hub_environments import draws_pictures
 
-        self._chat = chat_tokenizer(self._tokenizer())
+        self._chat = chat_tokenizer(self._tokenizer(), **self._template_options())
         keywords = self._env_config
         if draws_pictures(self._env_id):
             keywords = {"render_mode": "rgb_array", **keywords}
@@ -182,6 +182,17 @@ class _Session:
         from rllm_gym.viewer.policies import is_checkpoint
 
         return str(self._exported()) if is_checkpoint(folder) else self._policy
+
+    def _template_options(self) -> dict[str, Any]:
+        """Return how a checkpoint's run renders conversations; its template is in the exported folder."""
+        from rllm_gym.viewer.policies import is_checkpoint
+
+        if not self._policy or not is_checkpoint(Path(self._policy)):
+            return {}
+        from rllm_gym.checkpoints import read_config
+
+        _, config = read_config(Path(self._policy))
+        return {name: value for name, value in config.chat_options.items() if name != "chat_template"}
 
     def _exported(self) -> Path:
         """Return a model folder with a checkpoint's policy."""

@@ -291,3 +291,28 @@ def test_the_tasks_of_a_panel_that_a_run_has_trained_on_are_told():
     trained, held_out = item_ids_of(spec, "train")[:5], item_ids_of(spec, "eval")[:5]
     assert tasks_trained_on([spec], panel(4).spec, [*held_out, *trained, "x"]) == list(trained)
     assert tasks_trained_on([EnvironmentSpec("BabyAI-v0", "rllm_gym:rllm_gym/BabyAI-v0")], spec, trained) == []
+
+
+def test_arguments_and_date_of_the_template_are_part_of_the_hash_where_they_are_set(tmp_path):
+    plain, thinking = panel(), panel(template={"chat_template_kwargs": {"think": True}, "history": "auto"})
+    dated = panel(template={"chat_template_kwargs": {}, "template_date": "2026-02-03"})
+    assert panel(template={"chat_template_kwargs": {}, "template_date": None}).hash == plain.hash
+    assert len({plain.hash, thinking.hash, dated.hash}) == 3
+    for made in (thinking, dated):
+        (tmp_path / "panel.json").write_text(made.to_json())
+        assert read_panel(tmp_path / "panel.json") == made
+    options = ["--horizon", "4", "--episodes", "2", "--chat-template-kwargs", '{"think": true}']
+    written = json.loads(CliRunner().invoke(app, ["panel", "TextCraft-v0", *options]).stdout)
+    assert written["chat_template_kwargs"] == {"think": True} and "template_date" not in written
+
+
+def test_a_panels_template_arguments_reach_the_policy():
+    from types import SimpleNamespace
+
+    from rllm_gym.evaluation.run import _play_on
+
+    config = SimpleNamespace(max_model_len=512, chat_template_kwargs={}, template_date=None)
+    _play_on(config, [panel(template={"chat_template_kwargs": {"think": True}, "template_date": "2026-02-03"})])
+    assert (config.chat_template_kwargs, config.template_date) == ({"think": True}, "2026-02-03")
+    with pytest.raises(ConfigError, match="one by one"):
+        _play_on(config, [panel(), panel(seed=4, template={"template_date": "2026-02-03"})])
