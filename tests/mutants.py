@@ -178,6 +178,20 @@ MUTANTS = [
         "tests/wiring/test_sync_check.py -k another",
     ),
     Mutant(
+        "calls in thoughts are made",
+        "envs/agents/formats.py",
+        "for opens, closes in _THOUGHTS:",
+        "for opens, closes in ():",
+        "tests/envs/test_agent_formats.py -k thought",
+    ),
+    Mutant(
+        "only the first of several calls is made",
+        "envs/agents/env.py",
+        "for command in commands:",
+        "for command in commands[:1]:",
+        "tests/envs/test_agents.py -k several",
+    ),
+    Mutant(
         "the doctor looks before the weights have changed only",
         "rllm_gym/cli/doctor.py",
         'for what in ("as loaded", "after a sync of changed weights"):',

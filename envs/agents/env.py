@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from rllm_gym.envs.agents.context import Said
-from rllm_gym.envs.agents.formats import FORMATS
+from rllm_gym.envs.agents.formats import FORMATS, MAX_CALLS
 from rllm_gym.envs.agents.functions import BadCallError, Language
 from rllm_gym.envs.agents.rewards import RewardedTurn
 from rllm_gym.envs.agents.spec import agent_spec
@@ -46,6 +46,8 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     - `format`: `native` is the environment's own. With another one the system prompt asks for that one, `step` reads it
       (see `formats`), and the environment gets its own. A text that is no turn of the format is answered here and
       is an invalid action: the environment is not stepped, and the reward is 0.
+    - `parallel_calls`: several calls in one turn are made in order (`run`), up to one that ends the episode; the reply
+      is theirs, a line each, and the reward their sum. `refuse` makes such a turn an invalid action.
     - `plan: true`: the first completion is a plan.
     - `reflect: {every: n}`, `reflect: on_error`: a reflection follows every n-th action, and every invalid one.
     - `attempts: k`: where an attempt fails, which the environment ends without success or which has taken
@@ -78,7 +80,8 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._format = FORMATS[self.agent.format]
         space = env.observation_space
         assert isinstance(space, gymnasium.spaces.Text)  # checked above
-        self.observation_space = UnicodeText(space.max_length + MAX_ADDED_CHARS)
+        num_replies = MAX_CALLS if self.agent.format != "native" and self.agent.parallel_calls == "run" else 1
+        self.observation_space = UnicodeText(num_replies * (space.max_length + 1) + MAX_ADDED_CHARS)
         self.action_space = UnicodeText(space.max_length + MAX_ADDED_CHARS)
         self._said: list[Said] = []
         self._asked: deque[str] = deque()
@@ -166,14 +169,13 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         """Return what the environment got, the reply, the reward, terminated and truncated."""
         language, command = Language.of(self.unwrapped), None
         try:
-            command = UNREADABLE.sub("", self._format.read(text, language))
+            commands = self._commands(text, language)
         except BadCallError as error:
             reply, reward, terminated, truncated = f"Invalid. {self._format.rule}: {error}.", 0.0, False, False
             self._info = {**self._info, "is_invalid_action": True}
         else:
-            reply, given, terminated, truncated, self._info = self.env.step(command)
-            reward = float(given)
-            self._actions.append(language.split(command)[1])
+            command = "\n".join(commands)
+            reply, reward, terminated, truncated = self._make_calls(commands, language)
         self._num_actions += 1
         self._earned += reward
         self._reply = reply
@@ -191,6 +193,33 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             if self._asked:
                 self._request = f"\n\n{ASK[self._asked[0]]}"
         return command, reply, reward, terminated, truncated
+
+    def _commands(self, text: str, language: Language) -> list[str]:
+        """Return what the environment is to get, in order.
+
+        Raises:
+            BadCallError: the text is no turn of the format.
+        """
+        commands = [UNREADABLE.sub("", command) for command in self._format.read(text, language)]
+        most = 1 if self.agent.parallel_calls == "refuse" else MAX_CALLS
+        if len(commands) > most:
+            raise BadCallError(f"it has {len(commands)} calls; at most {most} may stand in a turn")
+        return commands
+
+    def _make_calls(self, commands: Sequence[str], language: Language) -> tuple[str, float, bool, bool]:
+        """Step the environment, up to the end of the episode; return replies, reward, terminated and truncated."""
+        replies, reward, is_invalid = [], 0.0, False
+        for command in commands:
+            reply, given, terminated, truncated, self._info = self.env.step(command)
+            replies.append(reply)
+            reward += float(given)
+            is_invalid = is_invalid or bool(self._info.get("is_invalid_action", False))
+            self._actions.append(language.split(command)[1])
+            if terminated or truncated:
+                break
+        if is_invalid:
+            self._info = {**self._info, "is_invalid_action": True}
+        return "\n".join(replies), reward, terminated, truncated
 
     def _due(self) -> list[str]:
         """Return what is to be written before the next action."""

@@ -13,6 +13,10 @@ from rllm_gym.envs.agents.functions import REACT, BadCallError, Language, listin
 MAX_CALL_CHARS = 8_000  # of what is parsed; deeper nesting than that allows is nobody's call
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)```", re.DOTALL)
 _TOOL_CALL, _END_OF_TOOL_CALL = "<tool_call>", "</tool_call>"
+_THOUGHTS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
+_ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
+_AFTER_ACTION = re.compile(r"^[ \t]*(?:Thought|Observation):", re.MULTILINE)
+MAX_CALLS = 10  # of a turn
 _MAX_OBJECTS = 20  # places at which a JSON object is looked for
 
 
@@ -25,8 +29,10 @@ class Format(Protocol):
     def system_prompt(self, language: Language) -> str:
         """Return the instruction in place of the environment's own, for its default one."""
 
-    def read(self, text: str, language: Language) -> str:
-        """Return the turn in the environment's own form.
+    def read(self, text: str, language: Language) -> list[str]:
+        """Return the calls of a turn in order, each as a turn in the environment's own form.
+
+        A call inside a thought (`<think>`) is none.
 
         Raises:
             BadCallError: the text is no turn of this format.
@@ -44,8 +50,8 @@ class Native:
     def system_prompt(self, language: Language) -> str:
         return language.system_prompt
 
-    def read(self, text: str, language: Language) -> str:
-        return text
+    def read(self, text: str, language: Language) -> list[str]:
+        return [text]
 
     def write(self, text: str, language: Language) -> str:
         return text
@@ -53,6 +59,8 @@ class Native:
 
 class React:
     """`Thought: ...` and `Action: ...`; without "Action:" the whole text is the action.
+
+    Several lines that begin with "Action:" are several actions.
 
     Source: Yao et al. 2022 (ReAct), arXiv:2210.03629.
     """
@@ -65,11 +73,17 @@ class React:
         task = "Each turn, write one thought and one action:\nThought: what to do next and why\nAction: one of these"
         return _joined(language.introduction, f"{task}\n{listing(language.functions, 'form')}")
 
-    def read(self, text: str, language: Language) -> str:
-        if language.turn_form == REACT:
-            return text
-        thought, _, action = text.rpartition("Action:")
-        return language.join(thought.strip().removeprefix("Thought:").strip(), action.strip())
+    def read(self, text: str, language: Language) -> list[str]:
+        said = without_thoughts(text)
+        thought, *actions = _ACTION.split(said)
+        if len(actions) > 1:
+            actions = [_AFTER_ACTION.split(action, maxsplit=1)[0].strip() for action in actions]
+        elif language.turn_form == REACT:
+            return [said]
+        else:
+            thought, _, action = said.rpartition("Action:")
+            actions = [action.strip()]
+        return _turns(language, thought.strip().removeprefix("Thought:").strip(), actions)
 
     def write(self, text: str, language: Language) -> str:
         if language.turn_form == REACT:
@@ -82,7 +96,7 @@ class FunctionCall:
     """One JSON object: `{"thought": ..., "name": ..., "arguments": {...}}`.
 
     It may stand in a text, between triple backticks or in `<tool_call>`; `function_name` is read as `name`, and the
-    thought may be left out. The first object that names a function counts.
+    thought may be left out. Several objects, or a list of them, are several calls. Line breaks in texts may be raw.
     """
 
     rule = 'Write one JSON object {"thought": "...", "name": "...", "arguments": {...}}'
@@ -95,11 +109,14 @@ class FunctionCall:
         schemas = "\n".join(json.dumps(function.schema, ensure_ascii=False) for function in language.functions)
         return _joined(language.introduction, f"{task}\n{schemas}")
 
-    def read(self, text: str, language: Language) -> str:
-        found = _first_object(text)
+    def read(self, text: str, language: Language) -> list[str]:
+        return [self._turn(found, language) for found in _objects(without_thoughts(text))]
+
+    @staticmethod
+    def _turn(found: Mapping[str, Any], language: Language) -> str:
         arguments = found.get("arguments", {})
         if isinstance(arguments, str):  # as chat APIs send them
-            arguments = _object(arguments)
+            arguments = _object(_json(arguments))
         if not isinstance(arguments, Mapping):
             raise BadCallError(f"arguments must be an object; got {arguments!r:.60}")
         action = language.text_of(found.get("name", found.get("function_name")), arguments)
@@ -112,9 +129,9 @@ class FunctionCall:
 
 
 class Code:
-    """One Python call of a listed function, with literal arguments; comments before it are the thought.
+    """Python calls of listed functions, with literal arguments; comments are the thought.
 
-    It may stand between triple backticks. The text is parsed and never run.
+    They may stand between triple backticks. The text is parsed and never run.
     """
 
     rule = "Write one Python call, like name(argument=1)"
@@ -126,14 +143,14 @@ class Code:
         )
         return _joined(language.introduction, f"{task}\n{listing(language.functions, 'signature')}")
 
-    def read(self, text: str, language: Language) -> str:
-        fenced = _FENCE.search(text)
-        source = _bounded(fenced[1] if fenced else text)
+    def read(self, text: str, language: Language) -> list[str]:
+        said = without_thoughts(text)
+        source = _bounded("\n".join(_FENCE.findall(said)) or said)
         try:
-            call = ast.parse(source.strip(), mode="eval").body
-            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
-                raise BadCallError("it is no call of a function by its name")
-            arguments = self._arguments(call, language)
+            statements = ast.parse(source.strip()).body
+            if not statements or not all(isinstance(statement, ast.Expr) for statement in statements):
+                raise BadCallError("it is no Python expression")
+            actions = [self._action(statement.value, language) for statement in statements]  # type: ignore[attr-defined]
         except BadCallError:
             raise
         except SyntaxError as error:
@@ -142,7 +159,13 @@ class Code:
             raise BadCallError("its arguments must be literals") from error
         lines = (line.strip() for line in source.splitlines())
         thought = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
-        return language.join(thought, language.text_of(call.func.id, arguments))
+        return _turns(language, thought, actions)
+
+    @classmethod
+    def _action(cls, call: ast.expr, language: Language) -> str:
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            raise BadCallError("it is no call of a function by its name")
+        return language.text_of(call.func.id, cls._arguments(call, language))
 
     def write(self, text: str, language: Language) -> str:
         thought, action = language.split(text)
@@ -174,6 +197,24 @@ FORMATS: dict[str, Format] = {
 }
 
 
+def without_thoughts(text: str) -> str:
+    """Return a text without what stands between marks of a thought; the generation prompt may have opened the first.
+
+    A thought without an end goes to the end of the text.
+    """
+    for opens, closes in _THOUGHTS:
+        *thoughts, rest = text.split(closes)
+        # Before a closing mark without an opening one, all is a thought.
+        kept = [before for before, opened, _ in (part.partition(opens) for part in thoughts) if opened]
+        text = "".join([*kept, rest.partition(opens)[0]])
+    return text
+
+
+def _turns(language: Language, thought: str, actions: list[str]) -> list[str]:
+    """Return turns in the environment's form, of which the first has the thought."""
+    return [language.join("" if k else thought, action) for k, action in enumerate(actions)]
+
+
 def _joined(introduction: str, task: str) -> str:
     return f"{introduction}\n{task}" if introduction else task
 
@@ -184,30 +225,53 @@ def _bounded(text: str) -> str:
     return text
 
 
-def _first_object(text: str) -> dict[str, Any]:
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Return the calls of a text in order."""
     # In linear time: where the first tag has no end, no later one has.
-    _, is_opened, rest = text.partition(_TOOL_CALL)
-    call, is_closed, _ = rest.partition(_END_OF_TOOL_CALL)
-    if is_opened and is_closed:
-        return _object(call)
-    if match := _FENCE.search(text):
-        return _object(match[1])
-    decoder = json.JSONDecoder()
-    for match in list(re.finditer(r"\{", _bounded(text)))[:_MAX_OBJECTS]:
+    _, *parts = text.split(_TOOL_CALL)
+    calls = [part.partition(_END_OF_TOOL_CALL) for part in parts]
+    if any(is_closed for _, is_closed, _ in calls):
+        if not all(is_closed for _, is_closed, _ in calls):
+            raise BadCallError(f"a {_TOOL_CALL} has no {_END_OF_TOOL_CALL}")
+        return [found for call, _, _ in calls for found in _objects_of(_json(call))]
+    if fenced := _FENCE.findall(text):
+        return [found for call in fenced for found in _objects_of(_json(call))]
+    found, at = [], 0
+    for _ in range(_MAX_OBJECTS):
+        if (at := _bounded(text).find("{", at)) < 0:
+            break
         try:
-            found, _ = decoder.raw_decode(text, match.start())
+            value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
+            at += 1
             continue
-        if "name" in found or "function_name" in found:
-            return found
-    raise BadCallError("there is no JSON object that names a function")
+        is_call = "name" in value or "function_name" in value
+        found += [value] * is_call
+        at = end if is_call else at + 1
+    else:
+        if found and "{" in text[at:]:
+            raise BadCallError(f"it has more than {_MAX_OBJECTS} JSON objects")
+    if not found:
+        raise BadCallError("there is no JSON object that names a function")
+    return found
 
 
-def _object(text: str) -> dict[str, Any]:
+_DECODER = json.JSONDecoder(strict=False)  # models write line breaks in texts as they are
+
+
+def _json(text: str) -> Any:
     try:
-        found = json.loads(_bounded(text))
+        return json.loads(_bounded(text), strict=False)
     except (ValueError, RecursionError) as error:
         raise BadCallError("it is no JSON") from error
-    if not isinstance(found, dict):
-        raise BadCallError(f"it must be a JSON object; got {text.strip()!r:.60}")
-    return found
+
+
+def _objects_of(value: Any) -> list[dict[str, Any]]:
+    """Return the one object, or those of a list."""
+    return [_object(part) for part in value] if isinstance(value, list) and value else [_object(value)]
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadCallError(f"it must be a JSON object; got {str(value).strip()!r:.60}")
+    return value

@@ -11,7 +11,9 @@ from rllm_gym.envs.agents.formats import FORMATS
 from rllm_gym.envs.agents.rewards import RewardFunction, reward_functions
 from rllm_gym.errors import ConfigError, nearest
 
-KEYS = ("format", "plan", "reflect", "attempts", "attempt_turns", "context", "rewards")
+KEYS = ("format", "parallel_calls", "plan", "reflect", "attempts", "attempt_turns", "context", "rewards")
+
+PARALLEL_CALLS = ("run", "refuse")
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class AgentSpec:
 
     Args:
         format: a name in `FORMATS`.
+        parallel_calls: several calls of a turn "run" in order, or such a turn is invalid ("refuse").
         plan: the first completion is a plan.
         reflect_every: a reflection follows so many actions; None is never.
         reflect_on_error: a reflection follows an invalid action.
@@ -30,6 +33,7 @@ class AgentSpec:
     """
 
     format: str = "native"
+    parallel_calls: str = "run"
     plan: bool = False
     reflect_every: int | None = None
     reflect_on_error: bool = False
@@ -64,6 +68,12 @@ def agent_spec(agent: Any) -> AgentSpec:
         raise ConfigError(
             f"agent: format must be one of {', '.join(FORMATS)}; got {name!r}. Did you mean {nearest(name, FORMATS)!r}?"
         )
+    parallel_calls = given.get("parallel_calls", "run")
+    if parallel_calls not in PARALLEL_CALLS:
+        raise ConfigError(
+            f"agent: parallel_calls must be one of {', '.join(PARALLEL_CALLS)}; got {parallel_calls!r}. Did you mean "
+            f"{nearest(str(parallel_calls), PARALLEL_CALLS)!r}?"
+        )
     plan = given.get("plan", False)
     if not isinstance(plan, bool):
         raise ConfigError(f"agent: plan must be true or false; got {plan!r}. Correct it.")
@@ -79,6 +89,7 @@ def agent_spec(agent: Any) -> AgentSpec:
     reflect_every, reflect_on_error = _reflect(given.get("reflect", {}))
     return AgentSpec(
         format=name,
+        parallel_calls=parallel_calls,
         plan=plan,
         reflect_every=reflect_every,
         reflect_on_error=reflect_on_error,

@@ -41,9 +41,9 @@ WORDS = Language("", "", "{action}", (Function("act", "{action}", ""),))
     ],
 )
 def test_a_function_call_is_read(text, turn):
-    assert FORMATS["function_call"].read(text, CRAFT) == REACT.format(
-        **dict(zip(("thought", "action"), turn.split("|"), strict=True))
-    )
+    assert FORMATS["function_call"].read(text, CRAFT) == [
+        REACT.format(**dict(zip(("thought", "action"), turn.split("|"), strict=True)))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_no_function_call_is_told_why(text, reason):
 )
 def test_a_python_call_is_read(text, turn):
     thought, what = turn.split("|")
-    assert FORMATS["code"].read(text, CRAFT) == REACT.format(thought=thought, action=f"get {what}")
+    assert FORMATS["code"].read(text, CRAFT) == [REACT.format(thought=thought, action=f"get {what}")]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,6 @@ def test_a_python_call_is_read(text, turn):
     [
         ("", "no Python expression"),
         ("import os", "no Python expression"),
-        ("get(2, 'a'); inventory()", "no Python expression"),
         ("inventory", "no call of a function by its name"),
         ("os.system('true')", "no call of a function by its name"),
         ("(lambda: 1)()", "no call of a function by its name"),
@@ -153,10 +152,10 @@ print("done")
     ],
 )
 def test_react_is_put_into_the_environments_own_form(text, turn):
-    assert FORMATS["react"].read(text, SEARCH) == turn
+    assert FORMATS["react"].read(text, SEARCH) == [turn]
     # An environment that says nothing of its form gets the action alone, and one of this form every word.
-    assert FORMATS["react"].read(text, WORDS) == "<search>a</search>"
-    assert FORMATS["react"].read(text, CRAFT) == FORMATS["native"].read(text, CRAFT) == text
+    assert FORMATS["react"].read(text, WORDS) == ["<search>a</search>"]
+    assert FORMATS["react"].read(text, CRAFT) == FORMATS["native"].read(text, CRAFT) == [text]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -171,11 +170,73 @@ def test_react_is_put_into_the_environments_own_form(text, turn):
 )
 def test_what_an_expert_writes_is_read_as_the_same_turn(name, language, turn):
     written = FORMATS[name].write(turn, language)
-    read = FORMATS[name].read(written, language)
+    [read] = FORMATS[name].read(written, language)
     if name == "code":  # comments have no lines
         assert read == turn.replace("a\nb: {c}", "a b: {c}")
     else:
         assert read == turn
+
+
+LOOK = '{"name": "inventory", "arguments": {}}'
+GET = '{"name": "get", "arguments": {"count": 1, "item": "a"}}'
+
+
+def actions_of(name, text, language=CRAFT):
+    return [language.split(turn)[1].rpartition("Action:")[2].strip() for turn in FORMATS[name].read(text, language)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("function_call", f"<think>maybe {LOOK}</think>{GET}"),
+        ("function_call", f"maybe {LOOK}</think>{GET}"),  # the generation prompt opened the thought
+        ("function_call", f"{GET}<think>or <tool_call>{LOOK}</tool_call>"),
+        ("function_call", f"<think>a</think><tool_call>{GET}</tool_call><think><tool_call>{LOOK}</tool_call></think>"),
+        ("function_call", f"[THINK]```json\n{LOOK}\n```[/THINK]{GET}"),
+        ("code", "<think>maybe\n```\ninventory()\n```\n</think>\n```\nget(1, 'a')\n```"),
+        ("code", "inventory()</think>get(1, 'a')"),
+        ("react", "<think>\nAction: inventory\n</think>\nAction: get 1 a"),
+        ("react", "Action: get 1 a\n<think>\nAction: inventory"),
+    ],
+)
+def test_a_call_in_a_thought_is_none(name, text):
+    assert actions_of(name, text) == ["get 1 a"]
+
+
+@pytest.mark.parametrize("text", [f"<think>{GET}", f"{GET}</think>", f"<think>{GET}</think>"])
+def test_a_turn_that_is_all_thought_has_no_call(text):
+    with pytest.raises(BadCallError, match="no JSON object that names a function"):
+        FORMATS["function_call"].read(text, CRAFT)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("function_call", f"<tool_call>{GET}</tool_call>\n<tool_call>{LOOK}</tool_call>"),
+        ("function_call", f"{GET} and then {LOOK}"),
+        ("function_call", f"[{GET}, {LOOK}]"),
+        ("function_call", f"<tool_call>[{GET}, {LOOK}]</tool_call>"),
+        ("function_call", f"```json\n{GET}\n```\n```json\n{LOOK}\n```"),
+        ("code", "get(1, 'a'); inventory()"),
+        ("code", "```python\nget(1, 'a')\n```\nThen:\n```python\ninventory()\n```"),
+        ("react", "Thought: I take one.\nAction: get 1 a\nThought: I look.\nAction: inventory"),
+    ],
+)
+def test_several_calls_are_read_in_their_order(name, text):
+    assert actions_of(name, text) == ["get 1 a", "inventory"]
+
+
+def test_a_call_that_is_cut_off_among_others_is_told():
+    with pytest.raises(BadCallError, match="a <tool_call> has no </tool_call>"):
+        FORMATS["function_call"].read(f"<tool_call>{GET}</tool_call><tool_call>{LOOK}", CRAFT)
+    with pytest.raises(BadCallError, match="more than 20 JSON objects"):
+        FORMATS["function_call"].read(LOOK * 21, CRAFT)
+
+
+def test_json_with_raw_line_breaks_in_texts_is_read():
+    text = '{"name": "type", "arguments": {"id": 7, "text": "a\n\tb"}}'
+    for written in (text, f"<tool_call>{text}</tool_call>", f"```\n{text}\n```"):
+        assert actions_of("function_call", written) == ["type [7] [a\n\tb]"]
 
 
 def test_the_system_prompt_asks_for_the_format():

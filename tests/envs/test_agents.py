@@ -346,3 +346,35 @@ def test_a_bound_cuts_the_environments_words_and_never_what_the_agent_is_asked_f
     observation, *_, info = env.step(env.encode_action("nonsense"))
     assert len(observation) <= 300
     assert info["messages"][-1]["content"].endswith(f"more characters were cut off]\n\n{ASK['reflection']}")
+
+
+GO = '{"name": "act", "arguments": {"action": "on"}}'
+FALL = '{"name": "act", "arguments": {"action": "trap"}}'
+WHAT = '{"name": "act", "arguments": {"action": "left"}}'
+
+
+def test_several_calls_of_a_turn_are_made_in_order_up_to_the_end_of_the_episode():
+    agent = {"format": "function_call"}
+    env, _, _, [(reply, reward, terminated, _)] = play(agent, f"[{GO}, {WHAT}, {GO}]")
+    assert (reply, reward, terminated) == ("You are in room 1.\nWhat?\nYou are in room 2.", 0.5, False)
+    assert reply in env.observation_space
+    _, _, _, [(reply, reward, terminated, _)] = play(agent, f"{GO}{FALL}{GO}")
+    assert (reply, reward, terminated) == ("You are in room 1.\nYou fall.", 0.25, True)
+
+
+def test_an_invalid_call_among_others_makes_the_turn_invalid():
+    env = AgentEnv(Rooms(), {"format": "function_call"})
+    env.reset(seed=0)
+    assert env.step(f"{WHAT}{GO}")[4]["is_invalid_action"]
+    assert not env.step(f"{GO}{GO}")[4]["is_invalid_action"]
+
+
+def test_parallel_calls_may_be_refused_and_the_policy_is_told():
+    env = AgentEnv(Rooms(), {"format": "function_call", "parallel_calls": "refuse"})
+    env.reset(seed=0)
+    reply, reward, _, _, info = env.step(f"{GO}{GO}")
+    assert "it has 2 calls; at most 1 may stand in a turn" in reply
+    assert (reward, info["is_invalid_action"], env.unwrapped.room) == (0.0, True, 0)
+    assert env.step(GO)[0] == "You are in room 1."
+    with pytest.raises(ConfigError, match="parallel_calls must be one of run, refuse; got 'no'"):
+        AgentEnv(Rooms(), {"parallel_calls": "no"})
