@@ -54,7 +54,7 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 
 $(INSTALLED): $(TRAINER)
 	@echo "make: installing what all environments and the tests need: a few minutes, once"
-	$(INSTALL) -c constraints.txt -e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,docs,dev]"
+	$(INSTALL) -c constraints.txt -e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,programs,docs,dev]"
 # Its interpreter is compiled from C.
 	$(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"

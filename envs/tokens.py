@@ -41,4 +41,10 @@ def to_tokens(
     }
     if hasattr(env, "possible_agents"):
         return env if hasattr(env, "stop_ids") else TokenMultiAgentEnv(env, **options)
-    return env if env.has_wrapper_attr("stop_ids") else TokenEnv(env, **options)
+    if env.has_wrapper_attr("stop_ids"):
+        return env
+    if hasattr(env.unwrapped, "check_request"):
+        from rllm_gym.envs.program.tokens import ProgramTokenEnv
+
+        return ProgramTokenEnv(env, **options)
+    return TokenEnv(env, **options)

@@ -33,6 +33,7 @@ register_text_env(
 )
 register_text_env("rllm_gym/MiniWoB-v0", "rllm_gym.envs.miniwob.env:MiniWoBEnv")
 register_text_env("rllm_gym/OpenEnv-v0", "rllm_gym.envs.remote.openenv:OpenEnvEnv")
+register_text_env("rllm_gym/Program-v0", "rllm_gym.envs.program.env:ProgramEnv")
 register_text_env(
     "rllm_gym/SciWorld-v0",
     "rllm_gym.envs.sciworld.env:SciWorldEnv",

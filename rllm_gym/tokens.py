@@ -195,14 +195,21 @@ class ChatTokenizer:
         return self._encode(rendered.partition(_SENTINEL)[2], saved)
 
     def encode_turns(
-        self, messages: Sequence[Message], sampled: Mapping[int, Sequence[int]], *, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampled: Mapping[int, Sequence[int]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[list[int], int]:
         """Return the ids of a conversation in which turns that were sampled keep their ids wherever their text is kept.
 
         The text is what the template renders for `messages`; outside the sampled turns the ids are its tokens.
 
         Args:
+            messages: role and content, and what else a template knows, such as `tool_calls`.
             sampled: of the messages, by their numbers, that were sampled: the ids without what ended the turn.
+            tools: the functions that the template tells the policy of.
 
         Returns:
             The ids, and how many of them stand before what follows the last sampled turn.
@@ -211,12 +218,12 @@ class ChatTokenizer:
         marked = [_message(m["role"], f"{_SENTINEL}-{k}-") if k in sampled else m for k, m in enumerate(messages)]
         saved: list[str] = []
         try:
-            rendered = self._render(messages, add_generation_prompt, saved, as_said=sampled)
+            rendered = self._render(messages, add_generation_prompt, saved, as_said=sampled, tools=tools)
         except TemplateError:  # it refuses what the policy wrote (gpt-oss: a channel's marker), so that is plain text
             saved.clear()
-            rendered = self._render(messages, add_generation_prompt, saved)
+            rendered = self._render(messages, add_generation_prompt, saved, tools=tools)
         saved_too: list[str] = []
-        skeleton = self._restored(self._render(marked, add_generation_prompt, saved_too), saved_too)
+        skeleton = self._restored(self._render(marked, add_generation_prompt, saved_too, tools=tools), saved_too)
         encoded = self._encode_text(rendered, saved)
         texts = [self.decode_action(ids) for ids in sampled.values()]
         found = spans_of(encoded.text, skeleton, [f"{_SENTINEL}-{k}-" for k in sampled], texts)
@@ -231,6 +238,15 @@ class ChatTokenizer:
         num_after = len(skeleton) - last - len(f"{_SENTINEL}-{max(sampled, default=0)}-")
         after = sum(start >= len(encoded.text) - num_after for start in encoded.starts) if last >= 0 else 0
         return ids, max(1, len(ids) - after)
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether the template tells the policy of tools."""
+        tool = {"type": "function", "function": {"name": _SENTINEL, "description": "", "parameters": {}}}
+        try:
+            return _SENTINEL in self._render([_message("user", "?")], True, [], tools=[tool])
+        except TemplateError:
+            return False
 
     def encode_action(self, text: str) -> list[int]:
         """Return the ids of a whole assistant turn: `text`, as the template writes it, and the end-of-turn token."""
@@ -305,10 +321,11 @@ class ChatTokenizer:
 
     def _render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         saved: list[str],
         as_said: Mapping[int, Any] = {},
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Render with placeholders for whatever in the contents could be mistaken for an added token.
 
@@ -319,14 +336,32 @@ class ChatTokenizer:
         for k, m in enumerate(messages):
             pattern = self._protected_in_actions if m["role"] == "assistant" else self._protected
             content = m["content"] if k in as_said else self._protect(m["content"], saved, pattern)
-            protected.append(_message(m["role"], content))
-        return self._render_plainly(messages=protected, add_generation_prompt=add_generation_prompt)
+            others = {key: self._protect_all(value, saved) for key, value in m.items() if key not in _message("", "")}
+            protected.append({**_message(m["role"], content), **others})
+        tools = self._protect_all(list(tools), saved)
+        return self._render_plainly(protected, add_generation_prompt, tools)
 
-    def _render_plainly(self, messages: Sequence[Message], add_generation_prompt: bool, **variables: Any) -> str:
-        shaped: list[dict[str, Any]] = list(messages)  # type: ignore[arg-type]
+    def _render_plainly(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> str:
+        shaped = list(messages)
         if self._as_parts:
             shaped = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-        return self._template(messages=shaped, add_generation_prompt=add_generation_prompt, **variables)
+        known = {"tools": tools} if tools else {}
+        return self._template(messages=shaped, add_generation_prompt=add_generation_prompt, **known, **variables)
+
+    def _protect_all(self, value: Any, saved: list[str]) -> Any:
+        """Protect every text in what a template may write as JSON."""
+        if isinstance(value, str):
+            return self._protect(value, saved, self._protected)
+        if isinstance(value, Mapping):
+            pairs = value.items()
+            return {self._protect_all(key, saved): self._protect_all(one, saved) for key, one in pairs}
+        return [self._protect_all(one, saved) for one in value] if isinstance(value, list) else value
 
     def _protect(self, text: str, saved: list[str], pattern: re.Pattern[str]) -> str:
         def placeholder(match: re.Match[str]) -> str:

@@ -47,7 +47,52 @@ VALUES, LOSSES = "tests/wiring/test_values.py", "algorithms/functional/losses.py
 SAMPLES = "rllm_gym/training/samples.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
+PROGRAM, PROGRAM_TESTS = "envs/program", "tests/envs/test_program.py"
+
 MUTANTS = [
+    # programs as agents
+    Mutant(
+        "a program's edits count as the model's words",
+        f"{PROGRAM}/requests.py",
+        'compared = [message["role"], message["content"] or "", calls,',
+        'compared = [message["role"], calls,',
+        f"{PROGRAM_TESTS} -k edits",
+    ),
+    Mutant(
+        "a program's answers are encoded anew",
+        f"{PROGRAM}/tokens.py",
+        "sampled = {k: self._actions_taken[turn] for k, turn in request.own_turns.items()}",
+        "sampled = {}",
+        f"{PROGRAM_TESTS} -k goes_on",
+    ),
+    Mutant(
+        "a program that fails earns 0",
+        f"{PROGRAM}/env.py",
+        "        if child.exit_code:\n",
+        "        if child.exit_code and not self._num_turns:\n",
+        f"{PROGRAM_TESTS} -k no_reward_of_0",
+    ),
+    Mutant(
+        "what a program has started outlives it",
+        f"{PROGRAM}/supervisor.py",
+        "    code = program.wait() if ended in ready else 0\n    kill_all_below()",
+        "    code = program.wait() if ended in ready else 0",
+        f"{PROGRAM_TESTS} -k has_started",
+    ),
+    Mutant(
+        "a program is not told of the horizon",
+        "rllm_gym/rollout/loop.py",
+        "env is not None and env.wants_end and",
+        "env is None and",
+        f"{PROGRAM_TESTS} -k beyond_the_horizon",
+    ),
+    Mutant(
+        "any key opens the endpoint's rewards",
+        f"{PROGRAM}/endpoint.py",
+        "session.reward_token if is_reward else session.key",
+        "session.key",
+        f"{PROGRAM_TESTS} -k posted_once",
+    ),
     # evaluation
     Mutant(
         "evaluation ignores its split",

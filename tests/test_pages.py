@@ -244,7 +244,7 @@ def site(tmp_path_factory):
 def test_the_site_builds_strictly_with_a_page_for_each_environment_and_method(site):
     pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
     ids = [key.partition("/")[2] for key in gymnasium.registry if key.startswith("rllm_gym/")]
-    assert len(ids) == 15
+    assert len(ids) == 16
     for env_id in ids:
         text = (site / f"reference/{env_id.partition('-')[0].lower()}.html").read_text(encoding="utf-8")
         assert f"rllm_gym/{env_id}" in text and all(f'id="{part}"' in text for part in ("reward", "action", "data"))

@@ -50,6 +50,8 @@ def test_choices_among_what_is_installed_are_safe(env, env_config):
         ("rllm_gym/ALFWorld-v0", {"data": "games"}),
         ("rllm_gym/AgentGym-v0", {"url": "http://127.0.0.1:9"}),
         ("rllm_gym/OpenEnv-v0", {"url": "http://127.0.0.1:9"}),
+        ("rllm_gym/Program-v0", {"command": ["true"]}),
+        ("rllm_gym/Program-v0", {"tasks": [{"a": "b"}]}),
         ("rllm_gym/SearchQA-v0", {"data": "questions.jsonl"}),
         ("rllm_gym/SearchQA-v0", {"retriever": "http", "url": "http://127.0.0.1:9"}),
         ("rllm_gym/WebArena-v0", {"auth_folder": "/home"}),

@@ -38,6 +38,7 @@ class EnvAdapter(Protocol):
     env_id: str
     agents: tuple[str, ...]
     is_multi_agent: bool
+    wants_end: bool  # to be told where an episode ends that it has not ended itself
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]: ...
 
@@ -47,6 +48,9 @@ class EnvAdapter(Protocol):
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
 
     def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
+
+    def cut_short(self) -> EnvStep:
+        """Tell an environment that `wants_end` that nobody acts any more; return what it says to that."""
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Return what a function of the environment itself returns."""
@@ -75,9 +79,14 @@ class SingleAgentAdapter:
         self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
         self.turn_length = env.get_wrapper_attr("turn_length") if env.has_wrapper_attr("turn_length") else len
         self.env_id = _env_id(env)
+        self.wants_end = env.has_wrapper_attr("cut_short")
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
         return self._stop_ids
+
+    def cut_short(self) -> EnvStep:
+        reward, info = self._env.get_wrapper_attr("cut_short")()
+        return EnvStep({}, {AGENT: _finite(reward, self.env_id)}, (), {AGENT: info})
 
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
         ids, info = self._env.reset(seed=seed, options=_options(item_id))
@@ -100,6 +109,7 @@ class MultiAgentAdapter:
     """A token-level environment with RLlib `MultiAgentEnv`'s dictionaries; whoever is in the last observations acts."""
 
     is_multi_agent = True
+    wants_end = False
 
     def __init__(self, env: Any):
         self._env = env
@@ -109,6 +119,9 @@ class MultiAgentAdapter:
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
         return tuple(self._env.stop_ids)
+
+    def cut_short(self) -> EnvStep:
+        raise NotImplementedError("an environment of several agents is not told")
 
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
         options = _options(item_id)
@@ -152,9 +165,13 @@ class WithExperts:
         self._adapter, self._horizon, self._num_steps = adapter, horizon, 0
         self.turn_length = adapter.turn_length
         self.env_id, self.agents, self.is_multi_agent = adapter.env_id, adapter.agents, adapter.is_multi_agent
+        self.wants_end = adapter.wants_end
 
     def stop_ids(self, agent_id: str) -> tuple[int, ...]:
         return self._adapter.stop_ids(agent_id)
+
+    def cut_short(self) -> EnvStep:
+        return self._adapter.cut_short()
 
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
         self._num_steps = 0

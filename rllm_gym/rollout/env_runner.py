@@ -348,8 +348,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         for environment, horizon in zip(self.environments, horizons, strict=True):
             if horizon is None and environment.rewrites_history:
                 raise ConfigError(
-                    f"{environment.name}: an agent whose context is not full needs a horizon: nothing else bounds "
-                    "its episodes; got none. Set max_episode_steps or scaling_inter."
+                    f"{environment.name}: an agent whose context is not full, or a program, needs a horizon: nothing "
+                    "else bounds its episodes; got none. Set max_episode_steps or scaling_inter."
                 )
         params_of = self._params_of(params) if params else self._params
         self._loop.submit(groups, max_episode_steps=horizons, params=params_of)

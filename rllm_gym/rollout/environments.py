@@ -13,7 +13,7 @@ import gymnasium
 from rllm_gym.envs.agents import AgentEnv
 from rllm_gym.envs.tokens import to_tokens
 from rllm_gym.errors import ConfigError, nearest
-from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, normalize_env_id, with_roles
+from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, env_class, normalize_env_id, with_roles
 from rllm_gym.rollout.opponents import SCRIPTED, WithMoves, check_agents
 from rllm_gym.tokens import ChatTokenizer
 
@@ -48,6 +48,8 @@ class EnvironmentSpec:
     @property
     def rewrites_history(self) -> bool:
         """Whether an agent leaves out some of what was said, so that an episode is not bounded by `max_model_len`."""
+        if isinstance(self.env, str) and getattr(env_class(self.env), "needs_horizon", False):
+            return True
         agent = self.env_config.get("agent")
         return isinstance(agent, Mapping) and agent.get("context") not in (None, "full")
 

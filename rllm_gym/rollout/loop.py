@@ -134,6 +134,7 @@ class EpisodeInFlight:
     params: dict[str, SamplingParams]
     begun_s: float
     asked_s: float
+    cut_short: EndReason | None = None  # why it ends, where its environment is told so
     to_act: tuple[str, ...] = ()
     agents: defaultdict[str, AgentInPlay] = field(default_factory=lambda: defaultdict(AgentInPlay))
 
@@ -379,6 +380,9 @@ class RolloutLoop:
         assert job.slot.env is not None
         step: EnvStep = job.result
         self._record(flight, job.slot.env, step)
+        if flight.cut_short is not None:
+            self._conclude(flight, flight.cut_short)
+            return
         if self._on_start and job.call == "reset":
             agents = flight.agents.items()
             self._on_start(episode, {id_: of.observation for id_, of in agents if of.observation is not None})
@@ -498,6 +502,15 @@ class RolloutLoop:
             self._pool.submit(flight.slot, flight, "step", actions)
 
     def _finish(self, flight: EpisodeInFlight, end_reason: EndReason) -> None:
+        """End an episode; an environment that has not ended it, and wants to know, is told before."""
+        env = flight.slot.env
+        if env is not None and env.wants_end and end_reason in (EndReason.HORIZON, EndReason.CONTEXT_LIMIT):
+            flight.cut_short, flight.asked_s = end_reason, self._now()
+            self._pool.submit(flight.slot, flight, "cut_short")
+        else:
+            self._conclude(flight, end_reason)
+
+    def _conclude(self, flight: EpisodeInFlight, end_reason: EndReason) -> None:
         for agent in flight.agents.values():
             if agent.stream is not None and agent.observation is not None:
                 agent.stream.final_observation_ids = agent.observation[agent.num_repeated :]

@@ -20,10 +20,12 @@ from tests.envs.hostile import hostile_texts
 from tests.needs import OF_ENVIRONMENTS, missing, skip_without
 from tests.serving import serving
 
+# A program cannot be copied or played twice alike: tests/envs/test_program.py plays it.
+NOT_OURS = ("rllm_gym/Program-v0",)
 IDS = sorted(
     key
     for key, spec in gymnasium.registry.items()
-    if key.startswith("rllm_gym/") and spec.entry_point == TEXT_AND_TOKEN_FACTORY
+    if key.startswith("rllm_gym/") and key not in NOT_OURS and spec.entry_point == TEXT_AND_TOKEN_FACTORY
 )
 # Where a reset takes more than 1 ms; else 10,000.
 NUM_RESETS = {"rllm_gym/BabyAI-v0": 2_000, "rllm_gym/SciWorld-v0": 100, "rllm_gym/TextWorld-v0": 100}

@@ -11,7 +11,8 @@ from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY
 
-REMOTE = ("rllm_gym/AgentGym-v0", "rllm_gym/OpenEnv-v0")  # they need a server; the contract tests play them
+# They need a server, or a program; the contract tests play them, or test_program.py.
+REMOTE = ("rllm_gym/AgentGym-v0", "rllm_gym/OpenEnv-v0", "rllm_gym/Program-v0")
 IDS = sorted(
     key
     for key, spec in gymnasium.registry.items()

@@ -1,0 +1,119 @@
+"""A program of somebody else's in processes and a folder of its own, and the last of what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+MAX_OUTPUT_BYTES = 1 << 20  # that are kept of what a program prints, the last ones
+MAX_FOLDER_BYTES = 1 << 30
+CLOSE_TIMEOUT_S = 15.0
+# Of this process's variables: what a program of somebody else's has no business with.
+SECRETS = ("RAY_AUTH_TOKEN", "RLLM_GYM_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+
+
+class Child:
+    """A running program; `close` ends it and all that it has started, and removes its folder.
+
+    Args:
+        command: the program and its arguments.
+        stdin: what it reads.
+        variables: more environment variables than this process's, of which `SECRETS` are taken out.
+        on_end: called in another thread once it has ended.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, stdin: str, variables: Mapping[str, str], on_end: Callable[[], None]
+    ) -> None:
+        self.folder = tempfile.mkdtemp(prefix="rllm_gym_program_")
+        theirs, self._owner = os.pipe()
+        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        with tempfile.TemporaryFile() as file, contextlib.ExitStack() as opened:
+            opened.callback(os.close, theirs)
+            file.write(stdin.encode())
+            file.seek(0)
+            supervisor = Path(__file__).with_name("supervisor.py")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(supervisor), str(theirs), self.folder, *command],
+                cwd=self.folder,
+                env={**environment, "TMPDIR": self.folder, **variables},
+                stdin=file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs],
+                process_group=0,  # Ctrl-C is for this process
+            )
+        assert self._process.stdout and self._process.stderr
+        self._stdout, self._stderr = _Tail(self._process.stdout), _Tail(self._process.stderr)
+        self._on_end = on_end
+        threading.Thread(target=self._wait, name="program", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def output(self) -> str:
+        """The last `MAX_OUTPUT_BYTES` of its standard output."""
+        return self._stdout.text
+
+    def last_lines(self, number: int = 10) -> str:
+        """Return the end of what it said of its faults, or else of what it printed, in one line."""
+        said = (self._stderr.text.strip() or self._stdout.text.strip() or "(it printed nothing)").splitlines()
+        return " | ".join(line.strip()[:300] for line in said[-number:] if line.strip())
+
+    def folder_bytes(self) -> int:
+        """Return the size of the files in its folder."""
+        total = 0
+        for root, _, files in os.walk(self.folder):
+            for name in files:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(root, name)).st_blocks * 512
+        return total
+
+    def close(self) -> None:
+        """End it; safe to call twice."""
+        if self._owner >= 0:
+            os.close(self._owner)
+            self._owner = -1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(CLOSE_TIMEOUT_S)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait(self) -> None:
+        self._process.wait()
+        for tail in (self._stdout, self._stderr):
+            tail.thread.join(CLOSE_TIMEOUT_S)
+        self._on_end()
+
+
+class _Tail:
+    """The last bytes of a pipe, read in a thread, so that nobody who writes to it waits."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._parts: list[bytes] = []
+        self._lock = threading.Lock()
+        self.thread = threading.Thread(target=self._read, name="program-output", daemon=True)
+        self.thread.start()
+
+    @property
+    def text(self) -> str:
+        with self._lock:
+            return b"".join(self._parts)[-MAX_OUTPUT_BYTES:].decode("utf-8", "replace")
+
+    def _read(self) -> None:
+        with self._pipe:
+            while part := os.read(self._pipe.fileno(), 1 << 16):
+                with self._lock:
+                    self._parts.append(part)
+                    if len(self._parts) > 64:  # several may be short: joined, they are cut to what is kept
+                        self._parts = [b"".join(self._parts)[-MAX_OUTPUT_BYTES:]]

@@ -1,0 +1,229 @@
+"""The HTTP endpoint of a process: what the programs of its episodes take for OpenAI's server, each with its own key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import os
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rllm_gym.envs.program import anthropic_messages, chat_completions, responses
+from rllm_gym.envs.program.requests import Call, Form, RequestError
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 16 << 20
+MODEL = "rllm-gym"  # the name of the one model; any other is answered alike
+START_TIMEOUT_S = 30.0
+FORMS: Mapping[str, Form] = {
+    "/v1/chat/completions": chat_completions.FORM,
+    "/v1/responses": responses.FORM,
+    "/v1/messages": anthropic_messages.FORM,
+}
+
+
+class Session:
+    """One episode at the endpoint.
+
+    Args:
+        max_parallel: requests that may wait at once.
+
+    Attributes:
+        key: what names it.
+        reward_token: what a program posts its reward with.
+        events: what has come: requests, and None for the end of the program.
+        refusal: answers every request from then on.
+        posted: the reward that was posted.
+    """
+
+    def __init__(self, max_parallel: int) -> None:
+        self.key, self.reward_token = f"sk-{secrets.token_hex(24)}", secrets.token_hex(24)
+        self.events: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self.refusal: RequestError | None = None
+        self.posted: Any = None
+        self._max_parallel = max_parallel
+        self.num_waiting = 0  # the endpoint's thread alone changes it
+
+    def submit(self, call: Call) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if self.num_waiting >= self._max_parallel:
+            raise RequestError(
+                f"at most {self._max_parallel} requests may wait at once (max_parallel).", 429, "too_many_requests"
+            )
+        self.events.put(call)
+
+
+class Endpoint:
+    """A server on a free port of 127.0.0.1, in a thread of its own; it starts with the first session and stays."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[bytes, Session] = {}  # by the hash of their keys
+        self._lock = threading.Lock()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        routes = [Route(path, self._complete, methods=["POST"]) for path in FORMS]
+        routes += [
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/reward", self._take_reward, methods=["POST"]),
+        ]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, RequestError: _refused})
+        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", http="h11", ws="none")
+        self._server = uvicorn.Server(config)
+        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined, method-assign]
+        threading.Thread(target=self._serve, name="program-endpoint", daemon=True).start()
+
+    def open(self, max_parallel: int) -> Session:
+        """Begin a session."""
+        session = Session(max_parallel)
+        with self._lock:
+            self._sessions[_hash(session.key)] = self._sessions[_hash(session.reward_token)] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        """Answer whatever waits or comes yet with an error."""
+        session.refusal = RequestError("the episode has ended.", 410, "episode_ended")
+        with self._lock:
+            for key in (session.key, session.reward_token):
+                self._sessions.pop(_hash(key), None)
+        try:
+            while True:
+                call = session.events.get_nowait()
+                if call is not None:
+                    call.refuse(session.refusal)
+        except queue.Empty:
+            pass
+
+    def _serve(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+    def _session(self, request: Request, *, is_reward: bool = False) -> Session:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            token = request.headers.get("x-api-key", "")
+        with self._lock:
+            session = self._sessions.get(_hash(token))
+        expected = session and (session.reward_token if is_reward else session.key)
+        if session is None or not hmac.compare_digest(token.encode(), str(expected).encode()):
+            raise RequestError("a request must have the key of an episode that is played.", 401, "invalid_api_key")
+        return session
+
+    async def _complete(self, request: Request) -> Response:
+        form = FORMS[request.url.path]
+        session = self._session(request)
+        body = await _json(request)
+        call = Call(form.read(body))
+        session.submit(call)
+        session.num_waiting += 1
+        try:
+            choices, usage = await _unless_gone(request, call)
+        finally:
+            session.num_waiting -= 1
+        if call.request.is_streamed:
+            events = form.events(call.request, choices, usage)
+            text = "".join(_event(name, data) for name, data in events)
+            return Response(text, media_type="text/event-stream")
+        return JSONResponse(form.answer(call.request, choices, usage))
+
+    async def _models(self, request: Request) -> Response:
+        from openai.types import Model
+
+        self._session(request)
+        model = Model(id=MODEL, created=0, object="model", owned_by="rllm-gym")
+        return JSONResponse({"object": "list", "data": [model.model_dump(mode="json")]})
+
+    async def _take_reward(self, request: Request) -> Response:
+        session = self._session(request, is_reward=True)
+        if session.posted is not None:
+            raise RequestError("the reward is posted once; got it a second time.", 409, "posted_twice")
+        session.posted = await _json(request, of=(dict, int, float))
+        return JSONResponse({"ok": True})
+
+
+_endpoint: Endpoint | None = None
+_lock = threading.Lock()
+
+
+def endpoint() -> Endpoint:
+    """Return this process's endpoint."""
+    global _endpoint
+    with _lock:
+        if _endpoint is None:
+            _endpoint = Endpoint()
+        return _endpoint
+
+
+def _after_fork_in_child() -> None:
+    global _endpoint, _lock
+    _endpoint, _lock = None, threading.Lock()  # its thread is the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _hash(key: str) -> bytes:
+    """Return what keys are looked up by, so that the time which it takes tells nothing of them."""
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+
+
+def _event(name: str | None, data: Any) -> str:
+    text = data if isinstance(data, str) else json.dumps(data)
+    return (f"event: {name}\n" if name else "") + f"data: {text}\n\n"
+
+
+async def _json(request: Request, of: Any = dict) -> Any:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_REQUEST_BYTES:
+            raise RequestError(f"a request may have {MAX_REQUEST_BYTES >> 20} MiB.", 413, "too_large")
+        parts.append(part)
+    try:
+        body = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body must be JSON ({error}).") from error
+    if not isinstance(body, of) or isinstance(body, bool):
+        raise RequestError(f"the body must be a JSON object; got {body!r:.100}.")
+    return body
+
+
+async def _unless_gone(request: Request, call: Call) -> Any:
+    """Return the answer to a call; where its client has hung up, nobody need sample it any more."""
+    waiting: Future[Any] = call.answer
+    answer = asyncio.wrap_future(waiting)
+    while not answer.done():
+        await asyncio.wait({answer}, timeout=1.0)
+        if not answer.done() and await request.is_disconnected():
+            call.is_gone = True
+            raise RequestError("the client has gone.", 499, "gone")
+    return answer.result()
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    headers = {"retry-after": "1"} if error.status == 429 else {"x-should-retry": "false"}
+    form = FORMS.get(request.url.path, chat_completions.FORM)
+    return JSONResponse(form.error(error), error.status, headers)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = ", ".join((*FORMS, "/v1/models"))
+    why = f"{request.method} {request.url.path} is not supported; there are {known}."
+    return await _refused(request, RequestError(why, error.status_code, "unsupported"))

@@ -1,0 +1,354 @@
+"""Program-v0: an agent that is somebody else's program, and takes the policy for OpenAI's server."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, Unpack
+
+from rllm_gym.envs.base import MAX_TEXT_CHARS, StepResult, TextEnv
+from rllm_gym.envs.items import TextOptions
+from rllm_gym.envs.program.child import MAX_FOLDER_BYTES, Child
+from rllm_gym.envs.program.requests import Call, Choice, ModelRequest, OwnTurns, RequestError, ToolCall
+from rllm_gym.envs.program.tool_calls import Parsed
+from rllm_gym.errors import ConfigError, EnvError, MachineError
+from rllm_gym.importing import import_object
+
+POSTED = "posted"
+SAMPLING_PARAMS = ("replace", "refuse")
+TASK = "RLLM_GYM_TASK"
+MAX_TASK_BYTES = 100_000  # of a variable of the environment Linux takes 128 KiB
+LOOK_S = 1.0  # between two looks at the clock and at the folder
+GRACE_S = 10.0  # in which a program may end once its requests are refused
+
+
+class ProgramEnv(TextEnv):
+    """A program plays the episode: it asks the policy by HTTP, as often as it likes, and its end is the episode's.
+
+    An observation is what a request adds to the one before, an action the model's answer to it. The episode begins with
+    the program's first request. The program reads its task as JSON from standard input and from `RLLM_GYM_TASK`, and
+    finds `OPENAI_BASE_URL` and `OPENAI_API_KEY` set, and Anthropic's alike. It runs in a temporary folder; with its
+    end, and with the episode's, everything ends that it has started.
+
+    A program that cannot be started, ends with another exit code than 0, asks for nothing, takes too long or leaves no
+    reward raises `EnvError` with the last lines that it printed.
+
+    Args:
+        command: the program and its arguments, as a list; arguments that name a file are taken from the present folder,
+            and "python" is this Python. Or "module:function": a function that is called with the task in a process of
+            its own, and whose result is the reward where `reward` is None.
+        tasks: a list of mappings, or a JSON Lines file of them. `split` says which split a task is of (`train` where it
+            says none), `category` what to report it by.
+        reward: "module:function", which is called with `task`, `messages` (of the last request, and its answer) and
+            `output` (what the program printed), in this process; None for the last line that the program prints: a
+            number, or {"reward": ..., "is_success": ...}; "posted" for what it posts to `RLLM_GYM_REWARD_URL`, with
+            `RLLM_GYM_REWARD_TOKEN`. Where the model runs code in the program, it can print and post rewards of its own.
+        timeout_s: seconds that the program may take, without those in which it waits for the policy.
+        max_parallel: requests of one program that may wait at once; one more is refused with status 429.
+        sampling_params: "replace" samples as the run does where a request asks for a temperature, a `top_p` or a seed
+            of its own, and counts it in `num_replaced_params`; "refuse" answers it with an error.
+        tool_parser: vLLM's name of the parser that reads tool calls; None takes what the chat template tells.
+        variables: more environment variables of the program.
+
+    Info keys, beside those of `TextEnv`: `num_requests` (int, that were answered), `num_replaced_params` (int).
+    """
+
+    name = "program"
+    default_system_prompt = ""
+    needs_horizon = True  # a program may ask for ever
+
+    def __init__(
+        self,
+        *,
+        command: Sequence[str] | str,
+        tasks: Sequence[Mapping[str, Any]] | str | Path,
+        reward: str | None = None,
+        timeout_s: float = 600.0,
+        max_parallel: int = 8,
+        sampling_params: str = "replace",
+        tool_parser: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        **options: Unpack[TextOptions],
+    ) -> None:
+        self._command = _command_of(command)
+        self._tasks = _tasks_of(tasks)
+        self.num_items = len(self._tasks)
+        self._reward = None if reward in (None, POSTED) else import_object("ProgramEnv: reward", str(reward))
+        self._is_posted = reward == POSTED
+        for name, value in {"timeout_s": timeout_s, "max_parallel": max_parallel}.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"ProgramEnv: {name} must be a number above 0; got {value!r}. Correct it.")
+        if sampling_params not in SAMPLING_PARAMS:
+            raise ConfigError(
+                f"ProgramEnv: sampling_params must be replace or refuse; got {sampling_params!r}. Choose one of these."
+            )
+        if options.get("system_prompt") is not None:
+            raise ConfigError("ProgramEnv: the program writes its own system prompt; got system_prompt. Leave it out.")
+        self._timeout_s, self._max_parallel = float(timeout_s), int(max_parallel)
+        self._sampling_params, self.tool_parser = sampling_params, tool_parser
+        self._variables = {str(name): str(value) for name, value in (variables or {}).items()}
+        # What plays it at the token level sets these: they raise RequestError for a request that it cannot take, read
+        # a text as calls of tools, and tell the tokens of a prompt and an answer and why an answer ended.
+        self.check_request: Callable[[ModelRequest], None] = lambda request: None
+        self.read_text: Callable[[ModelRequest, str], Parsed] = _said_only
+        self.usage, self.finish_reason = (0, 0), "stop"
+        self.request: ModelRequest | None = None  # that the next action answers
+        self._child: Child | None = None
+        self._session: Any = None
+        super().__init__(**options)
+
+    def split_indices(self, split: str) -> Sequence[int]:
+        return [k for k, task in enumerate(self._tasks) if split in ("all", task.get("split", "train"))]
+
+    @property
+    def category(self) -> str:
+        return str(self._tasks[self.index].get("category", self.name))
+
+    def reset_item(self, index: int) -> str:
+        self._end_program()
+        self._own_turns = OwnTurns()
+        self._call: Call | None = None
+        self._choices: list[Choice] = []
+        self._messages: list[dict[str, Any]] = []  # of the last request, and its answer
+        self._num_turns = self._num_requests = self._num_replaced = self._num_said = 0
+        self._spent_s = 0.0
+        self._start(json.dumps(self._tasks[index]))
+        return self._wait().reply
+
+    def act(self, action: str) -> StepResult:
+        if self._call is None or self.request is None:
+            raise EnvError("ProgramEnv: the program has ended, and no request waits for an answer. Reset it.")
+        request = self._call.request
+        content, calls = self.read_text(self.request, action)
+        named = tuple(ToolCall(f"c{self._num_turns:04d}{k:04d}", *call) for k, call in enumerate(calls))
+        reason = self.finish_reason if self.finish_reason != "stop" or not named else "tool_calls"
+        choice = Choice(content, named, reason)
+        self._own_turns.add(request.messages, choice, self._num_turns, action)
+        self._num_turns += 1
+        self._choices.append(choice)
+        self._num_said += self.usage[1]
+        if len(self._choices) < request.num_choices:
+            return StepResult("(Another answer to the same request.)", 0.0, is_over=False, is_invalid=False)
+        self._messages = [*request.messages, choice.message]
+        self._num_requests += 1
+        self._call.take(self._choices, (self.usage[0], self._num_said))
+        self._call, self.request = None, None
+        return self._wait()
+
+    def cut_short(self) -> tuple[float, dict[str, Any]]:
+        """Refuse the request that waits and all to come, and give the program a moment to end.
+
+        Returns the reward, which is 0 where the program ends without one, and the info.
+        """
+        error = RequestError("the episode has had all the turns that it may take.", 400, "max_turns")
+        self._session.refusal = error
+        if self._call is not None:
+            self._call.refuse(error)
+            self._call = self.request = None
+        end_s = time.monotonic() + GRACE_S
+        reward = 0.0
+        while (left_s := end_s - time.monotonic()) > 0 and self._child is not None:
+            try:
+                call = self._session.events.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if call is None:
+                try:
+                    reward = self._ended().reward
+                except EnvError:  # it did not get to the end of the task
+                    self.is_success = False
+                break
+            call.refuse(error)
+        self._end_program()
+        return reward, self._info()
+
+    def close(self) -> None:
+        self._end_program()
+        super().close()
+
+    def _info(self) -> dict[str, Any]:
+        counted = {"num_requests": self._num_requests, "num_replaced_params": self._num_replaced}
+        return {**super()._info(), **counted}
+
+    def _start(self, task: str) -> None:
+        try:
+            from rllm_gym.envs.program.endpoint import endpoint
+        except ImportError as error:
+            raise MachineError(
+                f'Program-v0 needs the {error.name} package: pip install "rllm-gym[programs]".'
+            ) from error
+        server = endpoint()
+        self._session = session = server.open(self._max_parallel)
+        here = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+        own_hosts = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
+        variables = {
+            "OPENAI_BASE_URL": f"{server.url}/v1",
+            "OPENAI_API_KEY": session.key,
+            "ANTHROPIC_BASE_URL": server.url,
+            "ANTHROPIC_API_KEY": session.key,
+            "NO_PROXY": own_hosts,
+            "no_proxy": own_hosts,
+            "PYTHONPATH": here,
+            TASK: task,
+            **self._variables,
+        }
+        if self._is_posted:
+            variables |= {
+                "RLLM_GYM_REWARD_URL": f"{server.url}/reward", "RLLM_GYM_REWARD_TOKEN": session.reward_token
+            }  # fmt: skip
+        self._child = Child(self._command, stdin=task, variables=variables, on_end=lambda: session.events.put(None))
+
+    def _wait(self) -> StepResult:
+        """Wait for the next request, or for the end of the program."""
+        begun_s = time.monotonic()
+        looked_s = begun_s
+        while True:
+            now_s = time.monotonic()
+            left_s = self._timeout_s - self._spent_s - (now_s - begun_s)
+            if left_s <= 0:
+                self._fail(f"it must end within timeout_s = {self._timeout_s:g} s of its own, and has not")
+            if now_s - looked_s >= LOOK_S:
+                looked_s = now_s
+                if self._child is not None and self._child.folder_bytes() > MAX_FOLDER_BYTES:
+                    self._fail(f"its folder may hold {MAX_FOLDER_BYTES >> 20} MiB, and holds more")
+            try:
+                call = self._session.events.get(timeout=min(left_s, LOOK_S))
+            except queue.Empty:
+                continue
+            if call is None:
+                return self._ended()
+            if call.is_gone:
+                continue
+            try:
+                reply = self._take(call)
+            except RequestError as error:
+                call.refuse(error)
+                continue
+            self._spent_s += time.monotonic() - begun_s
+            return StepResult(reply, 0.0, is_over=False, is_invalid=False)
+
+    def _take(self, call: Call) -> str:
+        """Make a request the one that is answered next; return what it adds to what was said before."""
+        asked = call.request
+        if asked.replaced and self._sampling_params == "refuse":
+            raise RequestError(
+                f"{asked.replaced[0]} is the run's (sampling_params: refuse). Leave it out.", code="unsupported"
+            )
+        shown, own_turns = self._own_turns.found_in(asked.messages)
+        request = replace(asked, messages=shown, own_turns=own_turns)
+        self.check_request(request)
+        self._num_replaced += len(asked.replaced)
+        self._call, self.request, self._choices, self._num_said = call, request, [], 0
+        added = shown[max(own_turns, default=-1) + 1 :]
+        return "\n\n".join(map(_as_text, added))[:MAX_TEXT_CHARS]
+
+    def _ended(self) -> StepResult:
+        """Return the last step, of a program that has ended."""
+        child, session = self._child, self._session
+        assert child is not None
+        if child.exit_code:
+            self._fail(f"it ended with exit code {child.exit_code}")
+        if not self._num_turns:
+            self._fail("it ended without a request, so that there is nothing to learn from")
+        if self._reward is not None:
+            task = self._tasks[self.index]
+            try:
+                found = self._reward(task=task, messages=self._messages, output=child.output)
+            except Exception as error:  # it is the user's
+                raise EnvError(f"ProgramEnv: the reward function raised {type(error).__name__}: {error}") from error
+        elif self._is_posted:
+            found = session.posted
+            if found is None:
+                self._fail("it ended without having posted a reward")
+        else:
+            lines = child.output.strip().splitlines()
+            try:
+                found = json.loads(lines[-1]) if lines else None
+            except ValueError:
+                found = None
+            if found is None:
+                self._fail('its last line must be its reward as JSON, such as 1 or {"reward": 1}')
+        reward = self._value(found)
+        self._end_program()
+        return StepResult("(The program has ended.)", reward, is_over=True, is_invalid=False)
+
+    def _value(self, found: Any) -> float:
+        said = found if isinstance(found, Mapping) else {"reward": found}
+        value = said.get("reward")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self._fail(f"its reward must be a finite number, or a mapping with one as reward; got {found!r:.200}")
+        self.is_success = bool(said.get("is_success", value >= 1))
+        return float(value)
+
+    def _fail(self, why: str) -> NoReturn:
+        said = "" if self._child is None else f" Its last lines: {self._child.last_lines()}"
+        self._end_program()
+        raise EnvError(f"ProgramEnv: {' '.join(self._command)[:200]}: {why}.{said}")
+
+    def _end_program(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+        if self._session is not None:
+            from rllm_gym.envs.program.endpoint import endpoint
+
+            if (call := getattr(self, "_call", None)) is not None:
+                call.refuse(RequestError("the episode has ended.", 410, "episode_ended"))
+            self._call = self.request = None
+            endpoint().close(self._session)
+            self._session = None
+
+
+def _said_only(request: ModelRequest, text: str) -> Parsed:
+    return Parsed(text, [])
+
+
+def _as_text(message: Mapping[str, Any]) -> str:
+    """Return a message for a reader; who speaks is said of all but the user."""
+    said = str(message["content"])
+    if calls := message.get("tool_calls"):
+        said = f"{said}\n{json.dumps([call['function'] for call in calls], ensure_ascii=False)}".strip()
+    return said if message["role"] == "user" else f"[{message['role']}]\n{said}"
+
+
+def _command_of(command: Any) -> list[str]:
+    if isinstance(command, str):
+        import_object("ProgramEnv: command", command)
+        return [sys.executable, "-m", "rllm_gym.envs.program.call_function", command]
+    if not isinstance(command, Sequence) or not command or not all(isinstance(part, str) for part in command):
+        raise ConfigError(
+            "ProgramEnv: command must be a list of texts, like [python, my_agent.py], or one text, "
+            f'"module:function"; got {command!r}. Correct it.'
+        )
+    first = sys.executable if command[0] in ("python", "python3") else command[0]
+    return [str(Path(part).absolute()) if Path(part).is_file() else part for part in [first, *command[1:]]]
+
+
+def _tasks_of(tasks: Any) -> list[Mapping[str, Any]]:
+    rule = "ProgramEnv: tasks must be a list of mappings, or a JSON Lines file with some"
+    rows: Any = tasks
+    if isinstance(tasks, str | Path):
+        try:
+            lines = Path(tasks).expanduser().read_text(encoding="utf-8").splitlines()
+            rows = [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{rule}; got {str(tasks)!r}, which cannot be read ({error}). Correct it.") from error
+    if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"{rule}; got {tasks!r:.200}. Correct it.")
+    for k, row in enumerate(rows):
+        try:
+            size = len(json.dumps(row).encode())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"ProgramEnv: a task must be JSON; got {row!r:.200} ({error}). Correct it.") from error
+        if size > MAX_TASK_BYTES:
+            raise ConfigError(
+                f"ProgramEnv: a task may have {MAX_TASK_BYTES:,} bytes; got {size:,} in task {k}. Give it a path."
+            )
+    return list(rows)

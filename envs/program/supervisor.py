@@ -1,0 +1,79 @@
+"""Run one program, and end all that it has started: when it ends, and when whoever asked for it goes away.
+
+Started by path, without the package: `supervisor.py FD FOLDER COMMAND...`. FD is the end of a pipe that nothing is ever
+written to. Once its other end is closed, by hand or by the death of its owner, everything below this process is killed,
+what has left the program's process group included, and FOLDER is removed.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl.h
+KILL_TIMEOUT_S = 10.0
+
+
+def processes_below(root):
+    """Return the ids of all processes that descend from one, as Linux's /proc has them."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError, ValueError):  # it has ended
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found, left = [], [root]
+    while left:
+        below = children.get(left.pop(), [])
+        found += below
+        left += below
+    return found
+
+
+def kill_all_below():
+    """Kill and reap every descendant; orphans have become children of this process."""
+    end_s = time.monotonic() + KILL_TIMEOUT_S
+    while (found := processes_below(os.getpid())) and time.monotonic() < end_s:
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # what stands still forks no more
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+
+
+def main():
+    owner, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        program = subprocess.Popen(
+            command,
+            process_group=0,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+        )
+    except OSError as error:
+        print(f"{command[0]} cannot be started: {error}", file=sys.stderr, flush=True)
+        sys.exit(127)
+    ended = os.pidfd_open(program.pid)
+    ready, _, _ = select.select([owner, ended], [], [])
+    code = program.wait() if ended in ready else 0
+    kill_all_below()
+    if owner in ready:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

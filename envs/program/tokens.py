@@ -1,0 +1,146 @@
+"""Program-v0 at the token level: each request is a prompt, in which what was sampled keeps its ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from jinja2 import TemplateError
+
+from rllm_gym.envs.program.requests import ModelRequest, RequestError
+from rllm_gym.envs.program.tool_calls import Parsed, load_parser, parse, parser_of
+from rllm_gym.envs.text_space import UNREADABLE
+from rllm_gym.envs.wrappers import MOST_TURNS, TokenEnv, check_action
+from rllm_gym.errors import ConfigError
+from rllm_gym.spaces import TokenSequence
+from rllm_gym.types import TokenIds
+
+
+class ProgramTokenEnv(TokenEnv):
+    """Give `ProgramEnv` token ids for actions and observations, as `TokenEnv` does for other environments.
+
+    A request that goes on from the last answer, with nothing rewritten, adds to the context: the observation is what
+    it adds. Any other one begins a context of its own, and the observation is its whole prompt; there, too, the turns
+    of the model's own keep the ids that were sampled, wherever the chat template keeps their text.
+    """
+
+    def __init__(self, env: gymnasium.Env[str, str], **options: Any) -> None:
+        if env.has_wrapper_attr("max_kept_turns"):
+            raise ConfigError("Program-v0: the program says itself how turns are written; got agent. Leave it out.")
+        super().__init__(env, **options)
+        self._most_tokens = self.max_tokens * (1 + 2 * MOST_TURNS)  # of a prompt
+        self.observation_space = TokenSequence(self.chat.vocab_size, self._most_tokens)
+        program: Any = env.unwrapped
+        program.check_request, program.read_text = self._check, self._read
+        self._program = program
+        self._parser: Any = None
+        self._actions_taken: list[list[int]] = []
+        self._said: list[dict[str, str]] = []
+        self._context: list[int] = []  # what the policy has read and written
+        self._prompt: list[int] = []  # of the request that waits
+        self._num_before = 0
+
+    def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
+        """Return how many tokens of what was sampled are the answer, as the request has it cut off."""
+        request = self._program.request
+        stop = (*self.stop, *request.stop)
+        length = self.chat.length_up_to(ids, stop) if stop else len(ids)
+        return length if request.max_tokens is None else min(length, request.max_tokens)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[TokenIds, dict[str, Any]]:
+        self._actions_taken, self._said, self._context = [], [], []
+        text, info = self.env.reset(seed=seed, options=options)
+        return self._observe(text, info)
+
+    def step(self, action: Sequence[int] | TokenIds) -> tuple[TokenIds, SupportsFloat, bool, bool, dict[str, Any]]:
+        request = self._program.request
+        if request is None:
+            raise gymnasium.error.ResetNeeded("TokenEnv: step comes after reset; got a step before any. Call reset().")
+        ids = [int(i) for i in check_action(action, self._actions, self)]
+        said = self.chat.said(ids)
+        self._actions_taken.append(self.chat.without_end(ids))
+        self._said.append({"role": "assistant", "content": said})
+        end = _start_of_first(said, (*self.stop, *request.stop))
+        is_ended = end is not None or len(self.chat.without_end(ids)) < len(ids)
+        self._program.finish_reason = "stop" if is_ended else "length"
+        self._program.usage = (len(self._prompt), len(ids))
+        self._context = self._prompt + ids
+        # A text that ends it is the turn's; the program gets what is before.
+        text, reward, terminated, truncated, info = self.env.step(UNREADABLE.sub("", said[:end]))
+        if terminated or truncated:
+            return np.zeros(0, np.int64), reward, terminated, truncated, {**info, "messages": list(self._said)}
+        observation, info = self._observe(text, info)
+        return observation, reward, terminated, truncated, info
+
+    def cut_short(self) -> tuple[float, dict[str, Any]]:
+        """End the program, see `ProgramEnv.cut_short`."""
+        reward, info = self._program.cut_short()
+        return reward, {**info, "messages": list(self._said)}
+
+    def _observe(self, text: str, info: dict[str, Any]) -> tuple[TokenIds, dict[str, Any]]:
+        """Return what the policy reads of the request that waits."""
+        self._said.append({"role": "user", "content": UNREADABLE.sub("", text)})
+        told = {**info, "messages": list(self._said), "context_messages": list(self._program.request.messages)}
+        read = self._context
+        if read and self._prompt[: len(read)] == read and len(self._prompt) > len(read):
+            return np.asarray(self._prompt[len(read) :], np.int64), told
+        if read:
+            told["num_repeated_tokens"] = self._num_before
+        return np.asarray(self._prompt, np.int64), told
+
+    def _check(self, request: ModelRequest) -> None:
+        """Render the prompt of a request.
+
+        Raises:
+            RequestError: it cannot be.
+        """
+        if request.tools:
+            self._need_tools()
+        messages = _readable(request.messages)
+        turns = [message["content"] for message in self._said if message["role"] == "assistant"]
+        for k, turn in request.own_turns.items():
+            messages[k]["content"] = turns[turn]  # with what the program did not get: a text that ended it
+        sampled = {k: self._actions_taken[turn] for k, turn in request.own_turns.items()}
+        try:
+            ids, num_before = self.chat.encode_turns(
+                messages, sampled, add_generation_prompt=True, tools=_readable(request.tools)
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise RequestError(f"the chat template refuses these messages: {error!s:.300}") from error
+        if len(ids) > self._most_tokens:
+            raise RequestError(f"a prompt may have {self._most_tokens} tokens; got {len(ids)}.")
+        self._prompt, self._num_before = ids, num_before if sampled else 1
+
+    def _need_tools(self) -> None:
+        if not self.chat.renders_tools:
+            raise RequestError("the model's chat template knows no tools. Leave tools out.", code="unsupported")
+        if self._parser is None:
+            name = self._program.tool_parser or parser_of(self.chat.chat_template)
+            if name is None:
+                raise RequestError("it is not known how the model writes tool calls; set tool_parser.", 501)
+            try:
+                self._parser = load_parser(name, self.chat.tokenizer)
+            except ConfigError as error:
+                raise RequestError(str(error), 501, "unsupported") from error
+
+    def _read(self, request: ModelRequest, text: str) -> Parsed:
+        return parse(self._parser, text) if request.tools else Parsed(text, [])
+
+
+def _start_of_first(text: str, stop: Sequence[str]) -> int | None:
+    """Return where that of some texts begins which is the first to end in another; None where there is none."""
+    found = [(place + len(string), place) for string in stop if (place := text.find(string)) >= 0]
+    return min(found)[1] if found else None
+
+
+def _readable(value: Any) -> Any:
+    """Return values without what no tokenizer encodes, see `UNREADABLE`."""
+    if isinstance(value, str):
+        return UNREADABLE.sub("", value)
+    if isinstance(value, list | tuple):
+        return [_readable(one) for one in value]
+    return {key: _readable(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,659 @@
+"""Program-v0: programs that take the policy for OpenAI's server, at the text level and as episodes of the loop."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+
+import rllm_gym  # noqa: F401  (registers the environments)
+from rllm_gym.envs.program.env import ProgramEnv
+from rllm_gym.envs.program.requests import RequestError
+from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.rollout.loop import RolloutLoop
+from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.types import AGENT, Completion, EndReason, SamplingParams, TaskGroup
+
+pytest.importorskip("openai")
+pytest.importorskip("uvicorn")
+
+TASKS = [{"question": "2+2?"}]
+# What the programs below begin with: `ask` returns the body of an answer, an error's, too.
+HEAD = """
+import json, os, sys, threading, time, urllib.error, urllib.request
+task = json.loads(os.environ["RLLM_GYM_TASK"])
+
+def post(url, key, body):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Authorization": "Bearer " + key})
+    try:
+        return json.load(urllib.request.urlopen(request))
+    except urllib.error.HTTPError as error:
+        return {"status": error.code, **json.load(error)}
+
+def ask(messages, key=os.environ["OPENAI_API_KEY"], **options):
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    return post(url, key, {"model": "any", "messages": messages, **options})
+
+def user(text):
+    return {"role": "user", "content": text}
+
+def said(body, k=0):
+    return body["choices"][k]["message"]
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Return the options of an environment whose program is some source."""
+
+    def program(source, **options):
+        file = tmp_path / "agent.py"
+        file.write_text(HEAD + textwrap.dedent(source))
+        return {"command": ["python", str(file)], "tasks": TASKS, **options}
+
+    return program
+
+
+@pytest.fixture
+def make(program):
+    envs = []
+
+    def make(source, **options):
+        envs.append(ProgramEnv(**program(source, **options)))
+        return envs[-1]
+
+    yield make
+    for env in envs:
+        env.close()
+
+
+class ScriptedEngine:
+    """Answers every request by a function of its messages; an answer is text, or ids."""
+
+    policy_version, max_context_tokens = 0, 4096
+
+    def __init__(self, chat, answer):
+        self.chat, self.answer, self.prompts, self._requests = chat, answer, [], []
+
+    def submit(self, request):
+        self._requests.append(request)
+
+    def step(self):
+        done = []
+        for request in self._requests:
+            self.prompts.append(list(request.prompt_ids))
+            answer = self.answer(request.messages)
+            ids = self.chat.encode_action(answer) if isinstance(answer, str) else answer
+            ids = np.asarray(ids, np.int64)
+            done.append(Completion(request.request_id, ids, np.zeros(len(ids), np.float32)))
+        self._requests = []
+        return done
+
+    def abort(self, request_id):
+        self._requests = [request for request in self._requests if request.request_id != request_id]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def play(program):
+    """Play an episode of a program in the rollout loop; return its group and the engine."""
+    loops = []
+
+    def play(source, answer, *, horizon=8, tokenizer=None, **options):
+        chat = tokenizer or ChatTokenizer()
+        engine = ScriptedEngine(chat, answer)
+        loop = RolloutLoop(
+            lambda index: gymnasium.make(
+                "rllm_gym/Program-v0", tokenizer=chat, disable_env_checker=True, **program(source, **options)
+            ),
+            {"main": engine},
+            module_of=lambda agent_id, episode: "main",
+            num_envs=1,
+            num_env_workers=1,
+            params=SamplingParams(max_new_tokens=64),
+            max_model_len=2048,
+            max_retries=0,
+        )
+        loops.append(loop)
+        loop.submit([TaskGroup((0, 0, 0), None, 1)], max_episode_steps=horizon)
+        [group] = loop.finished_groups()
+        return group, engine
+
+    yield play
+    for loop in loops:
+        loop.close()
+
+
+DIALOGUE = """
+messages = [{"role": "system", "content": "Be brief."}, user(task["question"])]
+messages += [said(ask(messages)), user("Sure?")]
+print(said(ask(messages))["content"])
+print(json.dumps(float(said(ask([*messages, {"role": "assistant", "content": "yes"}, user("?")]))["content"] == "ok")))
+"""
+
+
+def test_a_programs_requests_are_observations_and_its_last_line_is_its_reward(make):
+    env = make(DIALOGUE)
+    assert env.reset(seed=0)[0] == "[system]\nBe brief.\n\n2+2?"
+    assert env.step("4")[:4] == ("Sure?", 0.0, False, False)
+    assert env.step("yes")[0] == "?"
+    _, reward, terminated, truncated, info = env.step("ok")
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    assert (info["is_success"], info["num_requests"]) == (True, 3)
+
+
+def letters(chat, text):
+    """Return the ids of a text, each character by itself: what no tokenizer encodes so, but a policy may sample."""
+    return [i for char in text for i in chat.encode_action(char)[:-1]] + [chat.end_of_turn_id]
+
+
+def test_a_request_that_goes_on_adds_to_the_sample_with_the_ids_that_were_sampled(play):
+    chat = ChatTokenizer()
+    answers = iter([letters(chat, "four it is"), letters(chat, "yes"), letters(chat, "ok")])
+    group, engine = play(DIALOGUE, lambda messages: next(answers), tokenizer=chat)
+    [episode] = group.episodes
+    turns = episode.streams[AGENT].turns
+    assert [turn.context_index for turn in turns] == [0, 0, 0]
+    read = []
+    for turn, prompt in zip(turns, engine.prompts, strict=True):
+        read += turn.observation_ids.tolist()
+        assert read == prompt
+        read += turn.action_ids.tolist()
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+    for answer, question in (("four it is", "Sure?"), ("yes", "?"), ("ok", None)):
+        messages += [{"role": "assistant", "content": answer}] + [{"role": "user", "content": question}] * bool(
+            question
+        )
+    whole = chat.decode(chat.encode_chat(messages, add_generation_prompt=False))
+    assert chat.decode(read) == whole.removesuffix("\n")
+    assert turns[0].action_ids.tolist() == letters(chat, "four it is")
+    assert turns[-1].reward == 1.0 and episode.end_reason == EndReason.TERMINATED
+
+
+def test_what_a_program_edits_is_context_and_begins_a_sample(play):
+    source = """
+    first = said(ask([user("a")]))
+    ask([user("a"), {"role": "assistant", "content": first["content"] + "!"}, user("b")])
+    ask([user("a"), first, user("c")])
+    print(1)
+    """
+    chat = ChatTokenizer()
+    group, engine = play(source, lambda messages: letters(chat, "hello"), tokenizer=chat)
+    turns = group.episodes[0].streams[AGENT].turns
+    assert [turn.context_index for turn in turns] == [0, 1, 2]
+    assert [turn.observation_ids.tolist() for turn in turns] == engine.prompts
+    spelt = letters(chat, "hello")[:-1]
+    assert not _holds(engine.prompts[1], spelt)  # the words of the program, in its own tokens
+    assert _holds(engine.prompts[2], spelt)  # the model's, as it sampled them
+
+
+def _holds(ids, part):
+    return any(ids[k : k + len(part)] == part for k in range(len(ids)))
+
+
+def test_requests_at_once_and_choices_are_samples_of_their_own(play):
+    source = """
+    bodies = []
+    threads = [threading.Thread(target=lambda k=k: bodies.append((k, ask([user(f"say {k}")])))) for k in range(3)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(said(body)["content"] == f"said {k}" for k, body in bodies), bodies
+    both = ask([user("say 7")], n=2)
+    assert [choice["message"]["content"] for choice in both["choices"]] == ["said 7", "said 7"]
+    assert both["usage"]["completion_tokens"] > 2
+    print(1)
+    """
+    group, _ = play(source, lambda messages: messages[-1]["content"].replace("say", "said"))
+    turns = group.episodes[0].streams[AGENT].turns
+    assert [turn.context_index for turn in turns] == [0, 1, 2, 3, 4]
+    assert turns[3].observation_ids.tolist() == turns[4].observation_ids.tolist()
+
+
+def test_stop_and_max_tokens_cut_an_answer_and_the_turn(play):
+    source = """
+    body = ask([user("a")], stop=[" END"])
+    assert (said(body)["content"], body["choices"][0]["finish_reason"]) == ("the", "stop"), body
+    more = ask([user("a"), said(body), user("b")], max_tokens=2)
+    assert more["choices"][0]["finish_reason"] == "length" and more["usage"]["completion_tokens"] == 2
+    print(1)
+    """
+    group, _ = play(source, lambda messages: "the END of it")
+    turns = group.episodes[0].streams[AGENT].turns
+    assert [turn.context_index for turn in turns] == [0, 0]
+    assert ChatTokenizer().decode(turns[0].action_ids) == "the END"
+    assert len(turns[1].action_ids) == 2
+
+
+def test_beyond_the_horizon_requests_are_refused_and_the_episode_is_truncated(play):
+    source = """
+    answers = [ask([user("a")]) for _ in range(3)]
+    assert [answer.get("status") for answer in answers] == [None, None, 400]
+    assert answers[2]["error"]["code"] == "max_turns"
+    print(0.5)
+    """
+    group, _ = play(source, lambda messages: "b", horizon=2)
+    [episode] = group.episodes
+    assert (episode.end_reason, episode.streams[AGENT].total_reward) == (EndReason.HORIZON, 0.5)
+    group, _ = play('while True: said(ask([user("a")]))', lambda messages: "b", horizon=2)
+    assert (group.episodes[0].end_reason, group.episodes[0].streams[AGENT].total_reward) == (EndReason.HORIZON, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ('ask([user("a")]); raise RuntimeError("no wood")', "exit code 1.*no wood"),
+        ('ask([user("a")]); os.kill(os.getpid(), 9)', "exit code 137"),
+        ('ask([user("a")]); print("done")', "last line must be its reward"),
+        ('ask([user("a")]); print("NaN")', "finite number"),
+        ("print(1)", "without a request"),
+        ('ask([user("a")]); print("stuck", flush=True); threading.Event().wait()', "timeout_s = 2 s.*stuck"),
+    ],
+)
+def test_a_program_that_fails_fails_its_episode_with_its_last_lines(make, source, why):
+    env = make(source, timeout_s=2.0)
+    with pytest.raises(EnvError, match=why):
+        env.reset(seed=0)
+        env.step("b")
+    assert env._child is None
+
+
+def test_a_failure_in_the_loop_is_no_reward_of_0(play):
+    group, _ = play('ask([user("a")]); sys.exit("no wood")', lambda messages: "b")
+    assert not group.episodes
+    assert "no wood" in group.failed[0].error
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+LEAVES_A_CHILD = """
+import subprocess
+left = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+open(os.environ["PIDS"], "w").write(f"{left.pid} {os.getpid()} {os.getcwd()}")
+ask([user("a")])
+"""
+
+
+@pytest.mark.parametrize("ends", ["print(1)", "threading.Event().wait()"])
+def test_all_that_a_program_has_started_ends_with_its_episode(make, tmp_path, ends):
+    pids = tmp_path / "pids"
+    env = make(f"{LEAVES_A_CHILD}\n{ends}", variables={"PIDS": str(pids)})
+    env.reset(seed=0)
+    left, program, folder = pids.read_text().split()
+    assert alive(left) and Path(folder).exists()
+    if ends == "print(1)":
+        assert env.step("b")[1:3] == (1.0, True)
+    else:
+        env.close()
+    assert not alive(left) and not alive(program) and not Path(folder).exists()
+
+
+def test_a_program_ends_with_the_run_that_is_killed(program, tmp_path):
+    pids = tmp_path / "pids"
+    options = program(f"{LEAVES_A_CHILD}\nthreading.Event().wait()", variables={"PIDS": str(pids)})
+    run = tmp_path / "run.py"
+    run.write_text(
+        "from rllm_gym.envs.program.env import ProgramEnv\n"
+        f"env = ProgramEnv(**{options!r})\nenv.reset(seed=0)\nprint('begun', flush=True)\nenv.step('b')\n"
+    )
+    process = subprocess.Popen([sys.executable, str(run)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    left, one, folder = pids.read_text().split()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    end_s = time.monotonic() + 20
+    while (alive(left) or alive(one) or Path(folder).exists()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not alive(left) and not alive(one) and not Path(folder).exists()
+
+
+def test_a_request_without_the_episodes_key_is_refused(make):
+    env = make("""
+    assert ask([user("a")], key="sk-wrong")["status"] == 401
+    assert "Bearer" not in ask([user("a")])
+    print(1)
+    """)
+    env.reset(seed=0)
+    assert env.step("b")[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"n": 0}, "n must be"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]}, "text alone"),
+        ({"logit_biass": {}}, "logit_biass"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(body, named):
+    from rllm_gym.envs.program.chat_completions import read
+
+    with pytest.raises(RequestError, match=named):
+        read({"model": "m", "messages": [{"role": "user", "content": "a"}], **body})
+
+
+def test_a_refused_request_reaches_the_program_and_the_episode_goes_on(make):
+    env = make("""
+    body = ask([user("a")], logprobs=True)
+    assert (body["status"], body["error"]["type"]) == (400, "invalid_request_error"), body
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    print(json.dumps("b" == said(ask([user("a")], temperature=0.2, top_p=0.9))["content"] and 1))
+    """)
+    env.reset(seed=0)
+    *_, info = env.step("b")
+    assert (info["is_success"], info["num_replaced_params"]) == (True, 2)
+
+
+def test_sampling_of_the_programs_own_is_refused_where_asked(make):
+    env = make(
+        """
+    assert "temperature is the run's" in ask([user("a")], temperature=0.2)["error"]["message"]
+    ask([user("a")])
+    print(1)
+    """,
+        sampling_params="refuse",
+    )
+    env.reset(seed=0)
+    assert env.step("b")[1] == 1.0
+
+
+def score(task, messages, output):
+    return {"reward": float(messages[-1]["content"] == "4"), "is_success": "checked" in output}
+
+
+# The model writes what this program runs: its words can print a reward, and post one.
+RUNS_CODE = """
+exec(said(ask([user("a")]))["content"])
+"""
+CHEAT = "print(1)"
+
+
+def test_a_model_that_runs_code_prints_its_own_reward_and_a_function_does_not_believe_it(make):
+    cheated = make(RUNS_CODE)
+    cheated.reset(seed=0)
+    assert cheated.step(CHEAT)[1] == 1.0
+    judged = make(RUNS_CODE, reward=f"{__name__}:score")
+    judged.reset(seed=0)
+    assert judged.step(CHEAT)[1] == 0.0
+
+
+def test_a_function_gives_the_reward_of_task_messages_and_output(make):
+    env = make('ask([user("a")]); print("checked")', reward=f"{__name__}:score")
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step("4")
+    assert (reward, info["is_success"]) == (1.0, True)
+
+
+def test_a_reward_is_posted_once_and_with_its_own_token(make):
+    env = make(
+        """
+    ask([user("a")])
+    url, token = os.environ["RLLM_GYM_REWARD_URL"], os.environ["RLLM_GYM_REWARD_TOKEN"]
+    assert post(url, os.environ["OPENAI_API_KEY"], {"reward": 1})["status"] == 401
+    assert post(url, token, {"reward": 0.25}) == {"ok": True}
+    assert post(url, token, {"reward": 1})["status"] == 409
+    """,
+        reward="posted",
+    )
+    env.reset(seed=0)
+    assert env.step("b")[1] == 0.25
+    silent = make('ask([user("a")])', reward="posted")
+    silent.reset(seed=0)
+    with pytest.raises(EnvError, match="without having posted"):
+        silent.step("b")
+
+
+def function_agent(task):
+    import urllib.request
+
+    body = {"model": "m", "messages": [{"role": "user", "content": task["question"]}]}
+    headers = {"x-api-key": os.environ["OPENAI_API_KEY"]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+    return float(answer["choices"][0]["message"]["content"] == "4")
+
+
+def test_a_function_is_a_program_too(make):
+    env = make("", command=f"{__name__}:function_agent")
+    assert env.reset(seed=0)[0] == "2+2?"
+    assert env.step("4")[1] == 1.0
+
+
+def test_tasks_have_splits_and_categories(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"question": "a"}\n{"question": "b", "split": "eval", "category": "hard"}\n')
+    assert ProgramEnv(command=["true"], tasks=file).item_ids == ["program_0"]
+    assert ProgramEnv(command=["true"], tasks=file, split="eval").item_ids == ["program_1"]
+    assert ProgramEnv(command=["true"], tasks=file, split="all").item_ids == ["program_0", "program_1"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"command": []}, {"command": "nowhere:agent"}, {"tasks": []}, {"tasks": "nowhere.jsonl"}, {"tasks": ["a"]},
+        {"tasks": [{"a": "b" * 200_000}]}, {"reward": "nowhere:score"}, {"timeout_s": 0}, {"max_parallel": "many"},
+        {"sampling_params": "mine"}, {"system_prompt": "Be brief."},
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_are_refused(options):
+    with pytest.raises(ConfigError):
+        ProgramEnv(**{"command": ["true"], "tasks": TASKS, **options})
+
+
+def test_more_requests_at_once_than_max_parallel_are_refused(make):
+    env = make(
+        """
+    bodies = []
+    threads = [threading.Thread(target=lambda: bodies.append(ask([user("a")]))) for _ in range(5)]
+    [thread.start() for thread in threads]
+    while len(bodies) < 3:
+        time.sleep(0.01)
+    assert [body["status"] for body in bodies] == [429] * 3
+    [thread.join() for thread in threads]
+    print(1)
+    """,
+        max_parallel=2,
+    )
+    env.reset(seed=0)
+    time.sleep(1.0)  # until the others have been refused
+    env.step("b")
+    assert env.step("b")[1:3] == (1.0, True)
+
+
+SDK = """
+from openai import BadRequestError, OpenAI
+client = OpenAI()
+assert client.models.list().data[0].id == "rllm-gym"
+messages = [user("a")]
+messages.append(client.chat.completions.create(model="m", messages=messages).choices[0].message)
+messages.append(user("b"))
+options = {"stream": True, "stream_options": {"include_usage": True}}
+chunks = list(client.chat.completions.create(model="m", messages=messages, **options))
+assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "yes"
+assert chunks[-1].usage.completion_tokens > 0
+try:
+    client.chat.completions.create(model="m", messages=messages)
+except BadRequestError as error:
+    print(json.dumps(float(error.code == "max_turns")))
+"""
+
+
+def test_openais_client_plays_streamed_and_not_and_shows_the_horizon(play):
+    group, _ = play(SDK, lambda messages: "yes", horizon=2)
+    [episode] = group.episodes
+    assert (episode.end_reason, episode.streams[AGENT].total_reward) == (EndReason.HORIZON, 1.0)
+    assert [turn.context_index for turn in episode.streams[AGENT].turns] == [0, 0]
+
+
+CRAFT = {"type": "object", "properties": {"item": {"type": "string"}}}
+COMPLETIONS = """
+from openai import OpenAI
+tools = [{"type": "function", "function": {"name": "craft", "parameters": CRAFT}}]
+messages = [{"role": "system", "content": "Craft."}, user("a")]
+
+def ask_model():
+    options = {"model": "m", "messages": messages, "tools": tools}
+    if not STREAMED:
+        return OpenAI().chat.completions.create(**options).choices[0].message
+    with OpenAI().chat.completions.stream(**options) as stream:
+        return stream.get_final_completion().choices[0].message
+
+message = ask_model()
+[call] = message.tool_calls
+assert json.loads(call.function.arguments) == {"item": "stick"}
+messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "Crafted."}]
+assert ask_model().content == "done"
+print(1)
+"""
+RESPONSES = """
+from openai import OpenAI
+tools = [{"type": "function", "name": "craft", "parameters": CRAFT, "strict": False}]
+items = [user("a")]
+
+def ask_model():
+    options = {"model": "m", "instructions": "Craft.", "input": items, "tools": tools}
+    if not STREAMED:
+        return OpenAI().responses.create(**options)
+    with OpenAI().responses.stream(**options) as stream:
+        return stream.get_final_response()
+
+response = ask_model()
+[call] = response.output
+assert json.loads(call.arguments) == {"item": "stick"}
+items += [item.to_dict() for item in response.output]
+items.append({"type": "function_call_output", "call_id": call.call_id, "output": "Crafted."})
+assert ask_model().output_text == "done"
+print(1)
+"""
+MESSAGES = """
+from anthropic import Anthropic
+tools = [{"name": "craft", "input_schema": CRAFT}]
+messages = [user("a")]
+
+def ask_model():
+    options = {"model": "m", "system": "Craft.", "max_tokens": 100, "messages": messages, "tools": tools}
+    if not STREAMED:
+        return Anthropic().messages.create(**options)
+    with Anthropic().messages.stream(**options) as stream:
+        return stream.get_final_message()
+
+message = ask_model()
+assert message.stop_reason == "tool_use"
+[call] = message.content
+assert call.input == {"item": "stick"}
+result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "Crafted."}]}
+messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+assert ask_model().content[0].text == "done"
+print(1)
+"""
+SPACED = '<tool_call>\n{"name":  "craft", "arguments":{"item": "stick"}}\n</tool_call>'
+
+
+class Parser:
+    """What vLLM's parser of such calls does, without the seconds that it takes to load."""
+
+    def extract_tool_calls(self, text, request):
+        before, is_called, rest = text.partition("<tool_call>")
+        call = json.loads(rest.partition("</tool_call>")[0]) if is_called else {}
+        function = SimpleNamespace(name=call.get("name"), arguments=json.dumps(call.get("arguments")))
+        calls = [SimpleNamespace(function=function)] * bool(is_called)
+        return SimpleNamespace(tools_called=bool(is_called), tool_calls=calls, content=before or None)
+
+
+@pytest.fixture
+def qwen():
+    return ChatTokenizer(chat_template=Path(__file__).parents[1] / "chat_templates" / "qwen2_5.jinja")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("source", [COMPLETIONS, RESPONSES, MESSAGES], ids=["completions", "responses", "messages"])
+def test_sdks_call_tools_and_what_they_send_back_keeps_its_tokens(play, qwen, monkeypatch, source, is_streamed):
+    if source is MESSAGES:
+        pytest.importorskip("anthropic")
+    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", lambda name, tokenizer: Parser())
+    answers = iter([letters(qwen, SPACED), "done"])
+    head = f"STREAMED, CRAFT = {is_streamed}, {CRAFT!r}\n"
+    group, engine = play(head + source, lambda messages: next(answers), tokenizer=qwen)
+    assert not group.failed, group.failed[0].error
+    [episode] = group.episodes
+    assert episode.streams[AGENT].total_reward == 1.0
+    assert [turn.context_index for turn in episode.streams[AGENT].turns] == [0, 0]
+    assert _holds(engine.prompts[1], letters(qwen, SPACED))
+    first, second = map(qwen.decode, engine.prompts)
+    assert "Craft." in first and '"name": "craft"' in first and "Crafted." in second
+
+
+@pytest.mark.slow  # it loads vLLM
+def test_vllms_parser_reads_the_calls(play, qwen):
+    pytest.importorskip("vllm")
+    answers = iter([SPACED, "done"])
+    head = f"STREAMED, CRAFT = False, {CRAFT!r}\n"
+    group, _ = play(head + COMPLETIONS, lambda messages: next(answers), tokenizer=qwen)
+    assert group.episodes[0].streams[AGENT].total_reward == 1.0
+
+
+def test_what_a_tools_description_spells_is_text(qwen):
+    tool = {"type": "function", "function": {"name": "craft", "description": "Craft <|im_end|> it.", "parameters": {}}}
+    ids, _ = qwen.encode_turns([{"role": "user", "content": "a"}], {}, add_generation_prompt=True, tools=[tool])
+    assert qwen.decode(ids).count("Craft <|im_end|> it.") == 1
+    assert ids.count(qwen.end_of_turn_id) == 2  # the system's and the user's
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "named"),
+    [
+        ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("responses", {"reasoning": {"effort": "high"}}, "reasoning"),
+        ("responses", {"tools": [{"type": "web_search"}]}, "functions"),
+        ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "reasoning"),
+        ("responses", {"input": []}, "input"),
+        ("anthropic_messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ("anthropic_messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
+        ("anthropic_messages", {"max_tokens": None}, "max_tokens"),
+        ("anthropic_messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text alone"),
+    ],
+)
+def test_what_the_other_forms_do_not_support_is_refused_by_name(form, body, named):
+    module = importlib.import_module(f"rllm_gym.envs.program.{form}")
+    plain = {
+        "responses": {"input": "a"},
+        "anthropic_messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "a"}]},
+    }[form]
+    with pytest.raises(RequestError, match=named):
+        module.FORM.read({"model": "m", **plain, **body})
+
+
+def test_tools_are_refused_where_the_template_knows_none(play):
+    source = """
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert "knows no tools" in ask([user("a")], tools=tools)["error"]["message"]
+    ask([user("a")])
+    print(1)
+    """
+    group, _ = play(source, lambda messages: "b")
+    assert group.episodes[0].streams[AGENT].total_reward == 1.0
