@@ -17,6 +17,7 @@ from rllm_gym.envs.program.requests import (
     parse_arguments,
     text_of,
     texts,
+    tool_choice,
     whole,
 )
 
@@ -37,11 +38,9 @@ def read(body: Payload) -> ModelRequest:
     said = body.get("messages")
     if not isinstance(said, list) or not said:
         raise RequestError(f"messages must be a list that holds one at least; got {said!r:.100}.")
-    choice = (body.get("tool_choice") or {"type": "auto"}).get("type")
-    if choice not in ("auto", "none"):
-        raise RequestError(
-            f"tool_choice must be auto or none, for nothing forces the model; got {choice!r}.", code="unsupported"
-        )
+    named = body.get("tool_choice", {"type": "auto"})
+    kind = named.get("type") if isinstance(named, dict) else named
+    choice, replaced = tool_choice("required" if kind == "any" else kind, replaced)
     messages = []
     if system := text_of("system", body.get("system"), ("text",)):
         messages.append({"role": "system", "content": system})

@@ -17,6 +17,7 @@ from rllm_gym.envs.program.requests import (
     parse_arguments,
     text_of,
     texts,
+    tool_choice,
     whole,
 )
 
@@ -45,11 +46,7 @@ def read(body: Payload) -> ModelRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages must be a list that holds one at least; got {messages!r:.100}.")
-    choice = body.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise RequestError(
-            f"tool_choice must be auto or none, for nothing forces the model; got {choice!r}.", code="unsupported"
-        )
+    choice, replaced = tool_choice(body.get("tool_choice", "auto"), replaced)
     num_choices = whole("n", body.get("n", 1), most=MAX_CHOICES)
     limits = [whole(name, body[name]) for name in ("max_tokens", "max_completion_tokens") if name in body]
     return ModelRequest(

@@ -32,13 +32,31 @@ GRACE_S = 10.0  # in which a program may end once its requests are refused
 class ProgramEnv(TextEnv):
     """A program plays the episode: it asks the policy by HTTP, as often as it likes, and its end is the episode's.
 
-    An observation is what a request adds to the one before, an action the model's answer to it. The episode begins with
-    the program's first request. The program reads its task as JSON from standard input and from `RLLM_GYM_TASK`, and
-    finds `OPENAI_BASE_URL` and `OPENAI_API_KEY` set, and Anthropic's alike. It runs in a temporary folder; with its
-    end, and with the episode's, everything ends that it has started.
+    The program reads its task as JSON from standard input and from `RLLM_GYM_TASK`, and finds `OPENAI_BASE_URL` and
+    `OPENAI_API_KEY` set, and Anthropic's alike. It runs in a temporary folder; with its end, and with the episode's,
+    everything ends that it has started. A program that cannot be started, ends with another exit code than 0, asks for
+    nothing, takes too long or leaves no reward raises `EnvError` with the last lines that it printed.
 
-    A program that cannot be started, ends with another exit code than 0, asks for nothing, takes too long or leaves no
-    reward raises `EnvError` with the last lines that it printed.
+    Observation:
+        Text. What a request adds to the model's last answer in it: the messages, each but a user's headed by its role.
+        The first one is that of the program's first request.
+
+    Action:
+        Text: the answer. Where the request has tools, calls of them in the form of the model's family.
+
+    Reward:
+        0.0, and at the end of the program what `reward` says.
+
+    Episode end:
+        Terminated when the program ends; never truncated from inside.
+
+    Info keys:
+        `item_id` ("program_17"), `category` (the task's, or "program"), `is_success` (what the reward says, or that it
+        is 1 or more), `is_invalid_action` (always False: any text is an answer), `num_requests` (int, that were
+        answered), `num_replaced_params` (int).
+
+    Data:
+        The tasks are the user's; item i is the i-th.
 
     Args:
         command: the program and its arguments, as a list; arguments that name a file are taken from the present folder,
@@ -53,11 +71,14 @@ class ProgramEnv(TextEnv):
         timeout_s: seconds that the program may take, without those in which it waits for the policy.
         max_parallel: requests of one program that may wait at once; one more is refused with status 429.
         sampling_params: "replace" samples as the run does where a request asks for a temperature, a `top_p` or a seed
-            of its own, and counts it in `num_replaced_params`; "refuse" answers it with an error.
+            of its own, or for a call of a tool in any case, and counts it in `num_replaced_params`; "refuse" answers
+            it with an error.
         tool_parser: vLLM's name of the parser that reads tool calls; None takes what the chat template tells.
         variables: more environment variables of the program.
+        options: `split`, `item_ids`, `splits` and `render_mode`, see `TextEnv`.
 
-    Info keys, beside those of `TextEnv`: `num_requests` (int, that were answered), `num_replaced_params` (int).
+    Raises:
+        ConfigError: see `TextEnv`; or an option that cannot be, or tasks that cannot be read.
     """
 
     name = "program"

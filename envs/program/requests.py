@@ -202,6 +202,21 @@ def checked(
     return body, tuple(name for name in replaced if name in body)
 
 
+def tool_choice(choice: Any, replaced: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return `auto` or `none`, and what is replaced: nothing makes the policy call a tool, so `required` is `auto`.
+
+    Raises:
+        RequestError: it names a tool.
+    """
+    if choice == "required":
+        return "auto", (*replaced, "tool_choice")
+    if choice not in ("auto", "none"):
+        raise RequestError(
+            f"tool_choice must be auto, none or required; got {choice!r:.100}. Leave it out.", code="unsupported"
+        )
+    return choice, replaced
+
+
 def whole(name: str, value: Any, most: int | None = None) -> int:
     """Return a whole number from 1 on; `RequestError` where it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):

