@@ -579,7 +579,7 @@ class ChatTokenizer:
         )
 
     def note_on_ends(self) -> str:
-        """Return what ends a turn, where it is more than the template's and the tokenizer's tokens."""
+        """Return what ends a turn, where it is more than two tokens, and how many ordinary ones do not."""
         lines = []
         if len(self.stop_ids) > 2:
             lines.append(f"a turn ends with one of {', '.join(repr(self.decode([i])) for i in self.stop_ids)}")

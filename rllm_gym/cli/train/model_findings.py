@@ -195,4 +195,5 @@ def _look_at_template(folder: Path, config: Any) -> Iterator[Finding]:
     else:
         yield Finding("date", "ok", "the template asks for none")
     ends = ", ".join(repr(chat.decode([i])) for i in chat.stop_ids)
-    yield Finding("ends of a turn", "note" if chat.note_on_ends() else "ok", ends)
+    note = chat.note_on_ends()
+    yield Finding("ends of a turn", "note" if note else "ok", note or ends)
