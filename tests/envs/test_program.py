@@ -269,7 +269,7 @@ def test_a_program_that_fails_fails_its_episode_with_its_last_lines(make, source
 
 
 def test_a_failure_in_the_loop_is_no_reward_of_0(play):
-    group, _ = play('ask([user("a")]); sys.exit("no wood")', lambda messages: "b")
+    group, _ = play('ask([user("a")]); print(0, flush=True); sys.exit("no wood")', lambda messages: "b")
     assert not group.episodes
     assert "no wood" in group.failed[0].error
 
@@ -321,6 +321,38 @@ def test_a_program_ends_with_the_run_that_is_killed(program, tmp_path):
     while (alive(left) or alive(one) or Path(folder).exists()) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not alive(left) and not alive(one) and not Path(folder).exists()
+
+
+def test_a_flood_of_output_is_read_and_only_its_end_kept(make):
+    env = make("""
+    ask([user("a")])
+    for _ in range(500):
+        print("x" * 100_000)
+    print(1)
+    """)
+    env.reset(seed=0)
+    assert env.step("b")[1] == 1.0
+
+
+def test_a_program_that_fills_its_folder_is_ended(make, monkeypatch):
+    monkeypatch.setattr("rllm_gym.envs.program.env.MAX_FOLDER_BYTES", 1 << 20)
+    env = make("""
+    ask([user("a")])
+    with open("filled", "wb") as file:
+        while True:
+            file.write(bytes(100_000))
+            file.flush()
+            time.sleep(0.01)
+    """)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="folder may hold 1 MiB"):
+        env.step("b")
+
+
+def test_a_flood_of_requests_that_are_refused_ends_with_the_time(make):
+    env = make("while True: ask([])", timeout_s=1.0)
+    with pytest.raises(EnvError, match="timeout_s = 1 s"):
+        env.reset(seed=0)
 
 
 def test_a_request_without_the_episodes_key_is_refused(make):
