@@ -99,16 +99,25 @@ test-all: test interop-clients
 # Other projects' clients, unmodified, against our server. TRL goes well with what is installed; verifiers has a folder of
 # its own, since its pins and OpenEnv's clash. AgentGym's are played where AGENTGYM_SRC is a checkout of it.
 VERIFIERS = .interop/verifiers
+AGENTS = .interop/agents
 test-interop: interop-clients
 	$(VENV)/bin/python -m pytest -m interop
 
-interop-clients: install $(VERIFIERS)/.installed
+interop-clients: install $(VERIFIERS)/.installed $(AGENTS)/.installed
 	$(INSTALL) -c constraints.txt trl==1.16.0 datasets==5.2.0
 
 $(VERIFIERS)/.installed:
 	$(PYTHON) -m venv $(VERIFIERS)
 	$(VERIFIERS)/bin/python -m pip install -q verifiers==0.4.0 fastapi "fastmcp>=4.1,<5" websockets
 	$(VERIFIERS)/bin/python -m pip install -q --no-deps openenv==0.10.0
+	touch $@
+
+# Agents of others, as programs of Program-v0.
+$(AGENTS)/.installed:
+	$(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip install -q "smolagents[openai]==1.26.0" openai-agents==0.24.0 \
+		"pydantic-ai-slim[openai]==2.68.0" langchain-openai==1.7.4
+	$(subst $(VENV),$(AGENTS),$(INSTALL)) -e .
 	touch $@
 
 # TRL with all that it needs and this package's light core, for benchmarks/against_trl.py.

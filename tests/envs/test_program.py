@@ -79,7 +79,7 @@ def make(program):
 class ScriptedEngine:
     """Answers every request by a function of its messages; an answer is text, or ids."""
 
-    policy_version, max_context_tokens = 0, 8192
+    policy_version, max_context_tokens = 0, 32_768
 
     def __init__(self, chat, answer):
         self.chat, self.answer, self.prompts, self._requests = chat, answer, [], []
