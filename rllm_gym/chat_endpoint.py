@@ -113,10 +113,10 @@ class ChatEndpoint:
         try:
             content = response.json()
             choice = content["choices"][0]
-            text = choice["message"].get("content") or ""
+            text = _text_of(choice["message"].get("content"))
             usage = content.get("usage") or {}
             return Answer(
-                text=str(text),
+                text=text,
                 is_cut=choice.get("finish_reason") == "length",
                 num_prompt_tokens=int(usage.get("prompt_tokens") or 0),
                 num_completion_tokens=int(usage.get("completion_tokens") or 0),
@@ -133,6 +133,15 @@ class ChatEndpoint:
         response = self._session.post(url, json=body, timeout=self._timeout_s, allow_redirects=False)
         response.raise_for_status()
         return response
+
+
+def _text_of(content: Any) -> str:
+    """Return a message's text; of one in parts the texts joined, without thoughts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise TypeError(f"content must be a text or a list of parts; got {type(content).__name__}.")
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _is_passing(error: BaseException) -> bool:

@@ -157,6 +157,12 @@ class TrajectoryWriter:
                 f"TrajectoryWriter: a folder has one writer at a time; got {self.folder}, which process {holder} is "
                 "writing. End that run or use another folder."
             ) from None
+        except OSError as error:  # a file system without locks
+            logger.warning(
+                "TrajectoryWriter: %s cannot be locked (%s); see to it that no other run writes it.",
+                self.folder,
+                error.strerror or error,
+            )
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
