@@ -261,7 +261,7 @@ def test_beyond_the_horizon_requests_are_refused_and_the_episode_is_truncated(pl
     ],
 )
 def test_a_program_that_fails_fails_its_episode_with_its_last_lines(make, source, why):
-    env = make(source, timeout_s=2.0)
+    env = make(source, timeout_s=2.0 if "stuck" in source else 60.0)
     with pytest.raises(EnvError, match=why):
         env.reset(seed=0)
         env.step("b")
@@ -497,7 +497,7 @@ def test_options_that_cannot_be_are_refused(options):
         ProgramEnv(**{"command": ["true"], "tasks": TASKS, **options})
 
 
-def test_more_requests_at_once_than_max_parallel_are_refused(make):
+def test_more_requests_at_once_than_max_parallel_are_refused(make, tmp_path):
     env = make(
         """
     bodies = []
@@ -506,13 +506,16 @@ def test_more_requests_at_once_than_max_parallel_are_refused(make):
     while len(bodies) < 3:
         time.sleep(0.01)
     assert [body["status"] for body in bodies] == [429] * 3
+    open(os.environ["REFUSED"], "w").close()
     [thread.join() for thread in threads]
     print(1)
     """,
         max_parallel=2,
+        variables={"REFUSED": str(tmp_path / "refused")},
     )
     env.reset(seed=0)
-    time.sleep(1.0)  # until the others have been refused
+    while not (tmp_path / "refused").exists():
+        time.sleep(0.05)
     env.step("b")
     assert env.step("b")[1:3] == (1.0, True)
 
