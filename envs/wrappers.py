@@ -14,7 +14,7 @@ from rllm_gym.envs.text_space import REQUEST, UNREADABLE, check_text_env
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer, end_of_first
-from rllm_gym.types import TokenIds
+from rllm_gym.types import CONTEXT_MESSAGES, CONTEXT_TURNS, NUM_REPEATED_TOKENS, TokenIds
 
 MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
 MOST_TURNS = 64  # that the space of observations has room for, where a prompt has all of them
@@ -45,12 +45,13 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
 
     Info: the environment's own, and `messages`: the conversation so far, a new list at every call.
 
-    An environment that says in `info["context_turns"]` which of its turns (counted from 0, the last one among them) the
-    policy shall still read, as an `AgentEnv` does, has the history rewritten where that leaves one out: then the
-    observation is a whole new prompt, of the first observation and those turns' actions and replies, all as they were
-    sampled and rendered. `info["num_repeated_tokens"]` are the tokens at its beginning that came before. So it is, too,
-    where the chat template rewrites what was said (`ChatTokenizer.history` is "as_template"). `messages` remain the
-    whole conversation; from then on `info["context_messages"]` are those that the policy reads, where it is not all.
+    An environment that says in `info["rllm_gym/context_turns"]` which of its turns (counted from 0, the last one among
+    them) the policy shall still read, as an `AgentEnv` does, has the history rewritten where that leaves one out: then
+    the observation is a whole new prompt, of the first observation and those turns' actions and replies, all as they
+    were sampled and rendered. `info["rllm_gym/num_repeated_tokens"]` are the tokens at its beginning that came before.
+    So it is, too, where the chat template rewrites what was said (`ChatTokenizer.history` is "as_template"). `messages`
+    remain the whole conversation; from then on `info["rllm_gym/context_messages"]` are those that the policy reads,
+    where it is not all.
 
     `env.unwrapped` is the text environment.
 
@@ -150,12 +151,12 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             max_tokens=self.max_tokens,
             who=self,
             request=info.get(REQUEST, ""),
-            kept=info.get("context_turns"),
+            kept=info.get(CONTEXT_TURNS),
         )
         return observation, reward, terminated, truncated, self._with_messages(info)
 
     def _with_messages(self, info: dict[str, Any]) -> dict[str, Any]:
-        said = {key: value for key, value in info.items() if key not in (REQUEST, "context_turns")}
+        said = {key: value for key, value in info.items() if key not in (REQUEST, CONTEXT_TURNS)}
         return {**said, **told_of(self._conversation)}
 
 
@@ -164,9 +165,9 @@ def told_of(conversation: Conversation | None) -> dict[str, Any]:
     assert conversation is not None
     told: dict[str, Any] = {"messages": list(conversation.messages)}
     if conversation.num_repeated:
-        told["num_repeated_tokens"] = conversation.num_repeated
+        told[NUM_REPEATED_TOKENS] = conversation.num_repeated
     if conversation.leaves_out_turns:
-        told["context_messages"] = conversation.context_messages
+        told[CONTEXT_MESSAGES] = conversation.context_messages
     return told
 
 

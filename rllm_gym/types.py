@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +24,11 @@ AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
 # Keys of an environment's info that an episode keeps elsewhere: copies of the whole conversation in every record would
 # grow quadratically.
-NOT_STORED = ("messages", "context_messages", "turn", "num_repeated_tokens", "moves")
+# Keys of an info that this package's own wrappers pass to each other; every other key is the environment author's.
+TURN, CONTEXT_TURNS, CONTEXT_MESSAGES = "rllm_gym/turn", "rllm_gym/context_turns", "rllm_gym/context_messages"
+NUM_REPEATED_TOKENS, MOVES = "rllm_gym/num_repeated_tokens", "rllm_gym/moves"
+MAX_REPR_CHARS = 1_000  # of what an info holds and cannot be copied
+NOT_STORED = ("messages", TURN, CONTEXT_TURNS, CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, MOVES)
 
 
 @dataclass(frozen=True)
@@ -197,8 +203,9 @@ class Turn:
 
     def take_info(self, info: Mapping[str, Any]) -> None:
         """Take over what the environment's info says of this turn."""
-        self.is_invalid_action = bool(info.get("is_invalid_action", self.is_invalid_action))
-        for name, value in info.get("turn", {}).items():
+        said = info.get("is_invalid_action")
+        self.is_invalid_action = bool(said) if isinstance(said, bool | np.bool_ | int) else self.is_invalid_action
+        for name, value in info.get(TURN, {}).items():
             setattr(self, name, value)
 
 
@@ -277,21 +284,33 @@ class Episode:
 
     def take_info(self, agent_id: str, info: Mapping[str, Any], *, is_only_agent: bool) -> None:
         """Take over what the environment's info says after a reset or a step."""
-        self.item_id = info.get("item_id", self.item_id)
-        stored = {key: value for key, value in info.items() if key not in NOT_STORED}
+        item_id = info.get("item_id")
+        if isinstance(item_id, str | int | np.integer) and not isinstance(item_id, bool):
+            self.item_id = item_id if isinstance(item_id, str) else int(item_id)
+        stored = {str(key): _copy_of(value) for key, value in info.items() if key not in NOT_STORED}
         if is_only_agent:
             self.info = stored
         else:
             self.info[agent_id] = stored
         if stream := self.streams.get(agent_id):
             stream.messages = info.get("messages", stream.messages)
-            stream.role = info.get("role", stream.role)
+            stream.role = role if isinstance(role := info.get("role"), str) else stream.role
             if stream.turns:
                 stream.turns[-1].take_info(info)
 
     @property
     def is_truncated(self) -> bool:
         return self.end_reason is not None and EndReason(self.end_reason).is_truncated
+
+
+def _copy_of(value: Any) -> Any:
+    """Return a value as it is now, which its author may go on to change; its text where it cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        with contextlib.suppress(Exception):
+            return repr(value)[:MAX_REPR_CHARS]
+        return f"<{type(value).__name__}>"
 
 
 def outcomes(episodes: Sequence[Episode]) -> list[tuple[float, ...]]:

@@ -15,6 +15,7 @@ from rllm_gym.envs.agents.functions import BadCallError, Language
 from rllm_gym.envs.agents.rewards import RewardedTurn
 from rllm_gym.envs.agents.spec import agent_spec
 from rllm_gym.envs.text_space import REQUEST, UNREADABLE, UnicodeText, check_text_env
+from rllm_gym.types import CONTEXT_TURNS, TURN
 
 MAX_ADDED_CHARS = 1_000  # to what the environment says
 
@@ -58,9 +59,9 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     - `rewards`: functions of a turn (`RewardedTurn`), weighted and added up; without it, the environment's reward.
 
     Info, beside the environment's: `rllm_gym/request`, the end of the observation that asks for a plan, a reflection or
-    a summary, so that no bound on the environment's words cuts it off; `turn`, of the last step: its `kind`, its
-    `attempt` and, where there are reward functions, their values (`rewards`); and `context_turns`, the numbers of the
-    turns that the policy reads next, where the context is not full. `TokenEnv` rewrites the history by it; at the text
+    a summary, so that no bound on the environment's words cuts it off; `rllm_gym/turn`, of the last step: its `kind`,
+    its `attempt` and, where there are reward functions, their values (`rewards`); and `rllm_gym/context_turns`, the
+    numbers of the turns that the policy reads next, where the context is not full. `TokenEnv` rewrites the history by it; at the text
     level that is up to the caller.
 
     Args:
@@ -92,7 +93,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     @property
     def max_kept_turns(self) -> int | None:
-        """The most turns in `info["context_turns"]`; None where all of them stay."""
+        """The most turns in `info["rllm_gym/context_turns"]`; None where all of them stay."""
         return self.agent.max_kept_turns
 
     @property
@@ -138,9 +139,9 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             )
             turn["rewards"] = {function.name: function(seen) for function in self.agent.rewards}
             reward = sum(function.weight * turn["rewards"][function.name] for function in self.agent.rewards)
-        info = {**self._info, "turn": turn, REQUEST: self._request}
+        info = {**self._info, TURN: turn, REQUEST: self._request}
         if self.agent.context.kind != "full":
-            info["context_turns"] = self.agent.context.kept(self._said, self._attempt)
+            info[CONTEXT_TURNS] = self.agent.context.kept(self._said, self._attempt)
         return reply + self._request, reward, terminated, truncated, info
 
     def expert_action(self) -> str:

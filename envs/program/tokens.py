@@ -15,7 +15,7 @@ from rllm_gym.envs.text_space import UNREADABLE
 from rllm_gym.envs.wrappers import MOST_TURNS, TokenEnv, check_action
 from rllm_gym.errors import ConfigError
 from rllm_gym.spaces import TokenSequence
-from rllm_gym.types import TokenIds
+from rllm_gym.types import CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, TokenIds
 
 
 class ProgramTokenEnv(TokenEnv):
@@ -84,12 +84,12 @@ class ProgramTokenEnv(TokenEnv):
     def _observe(self, text: str, info: dict[str, Any]) -> tuple[TokenIds, dict[str, Any]]:
         """Return what the policy reads of the request that waits."""
         self._said.append({"role": "user", "content": UNREADABLE.sub("", text)})
-        told = {**info, "messages": list(self._said), "context_messages": list(self._program.request.messages)}
+        told = {**info, "messages": list(self._said), CONTEXT_MESSAGES: list(self._program.request.messages)}
         read = self._context
         if read and self._prompt[: len(read)] == read and len(self._prompt) > len(read):
             return np.asarray(self._prompt[len(read) :], np.int64), told
         if read:
-            told["num_repeated_tokens"] = self._num_before
+            told[NUM_REPEATED_TOKENS] = self._num_before
         return np.asarray(self._prompt, np.int64), told
 
     def _check(self, request: ModelRequest) -> None:

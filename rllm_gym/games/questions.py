@@ -13,7 +13,7 @@ from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.envs.tokens import to_tokens
 from rllm_gym.games.nash import InformationState, information_states
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import Message
+from rllm_gym.types import NUM_REPEATED_TOKENS, Message
 
 # Of each game the environment's name, and its class.
 ENVIRONMENTS: dict[str, tuple[str, type[PokerEnv]]] = {
@@ -70,6 +70,6 @@ def _question(env: TokenMultiAgentEnv, state: InformationState) -> Question:
         if actor == player:
             ids += [*observations[actor], *turn]
         observations, _, _, _, infos = env.step({actor: turn})
-        if infos.get(player, {}).get("num_repeated_tokens") and player in observations:
+        if infos.get(player, {}).get(NUM_REPEATED_TOKENS) and player in observations:
             ids = []  # the observation is a whole prompt
     return Question([*map(int, ids), *map(int, observations[player])], infos[player]["messages"])

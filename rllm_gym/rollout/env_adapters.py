@@ -10,7 +10,7 @@ from typing import Any, Protocol, SupportsFloat
 import numpy as np
 
 from rllm_gym.errors import EnvError
-from rllm_gym.types import AGENT, EndReason, TokenIds
+from rllm_gym.types import AGENT, MOVES, EndReason, TokenIds
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class MultiAgentAdapter:
 
 
 class WithExperts:
-    """An environment that tells each agent to act, in `info["moves"]`, what its own expert would say.
+    """An environment that tells each agent to act, in `info["rllm_gym/moves"]`, what its own expert would say.
 
     Args:
         adapter: the environment, which has an `expert_action`.
@@ -190,7 +190,7 @@ class WithExperts:
     def _with_moves(self, step: EnvStep) -> EnvStep:
         if self._num_steps >= self._horizon:
             return step
-        infos = {agent: {**step.infos.get(agent, {}), "moves": (self.expert_action(agent),)} for agent in step.to_act}
+        infos = {agent: {**step.infos.get(agent, {}), MOVES: (self.expert_action(agent),)} for agent in step.to_act}
         return replace(step, infos={**step.infos, **infos})
 
     def expert_action(self, agent_id: str) -> str:

@@ -36,6 +36,9 @@ from rllm_gym.rollout.env_adapters import EnvAdapter, EnvStep
 from rllm_gym.rollout.env_pool import EnvJob, EnvPool, EnvSlot
 from rllm_gym.rollout.watch import Waiting, WaitingReports
 from rllm_gym.types import (
+    CONTEXT_MESSAGES,
+    MOVES,
+    NUM_REPEATED_TOKENS,
     Completion,
     CompletionRequest,
     EndReason,
@@ -412,9 +415,9 @@ class RolloutLoop:
         for agent_id, info in step.infos.items():
             episode.take_info(agent_id, info, is_only_agent=not env.is_multi_agent)
             agent = agents[agent_id]
-            agent.prompt = info.get("context_messages", info.get("messages", []))
-            agent.moves = info.get("moves", ())
-            agent.num_repeated = info.get("num_repeated_tokens", 0)
+            agent.prompt = info.get(CONTEXT_MESSAGES, info.get("messages", []))
+            agent.moves = info.get(MOVES, ())
+            agent.num_repeated = info.get(NUM_REPEATED_TOKENS, 0)
             if agent.num_repeated:
                 agent.context = []
                 agent.context_index += 1

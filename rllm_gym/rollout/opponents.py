@@ -10,13 +10,13 @@ import numpy as np
 
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import Completion, CompletionRequest
+from rllm_gym.types import MOVES, Completion, CompletionRequest
 
 SCRIPTED = ("random", "expert")
 
 
 class WithMoves:
-    """A text environment of several agents that says what its scripted agents may do, in `info["moves"]`.
+    """A text environment of several agents that says what its scripted agents may do, in `info["rllm_gym/moves"]`.
 
     `random` may do all of `info["legal_actions"]`, `expert` what the environment's `expert_action(agent_id)` says.
 
@@ -59,7 +59,7 @@ class WithMoves:
 
     def _with_moves(self, observations: Mapping[str, str], infos: Mapping[str, Any], ended: Mapping[str, Any]) -> Any:
         to_act = [agent for agent in observations if agent in self.players and not ended.get(agent)]
-        return {**infos, **{a: {**infos.get(a, {}), "moves": self._moves(a, infos.get(a, {}))} for a in to_act}}
+        return {**infos, **{a: {**infos.get(a, {}), MOVES: self._moves(a, infos.get(a, {}))} for a in to_act}}
 
     def _moves(self, agent_id: str, info: Mapping[str, Any]) -> tuple[str, ...]:
         if self.players[agent_id] == "expert":

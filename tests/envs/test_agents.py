@@ -50,9 +50,9 @@ def play(agent, *texts, seed=0):
     """Return (kind of each turn, reply, reward, terminated, truncated) after a reset."""
     env = AgentEnv(Rooms(), agent)
     first, info = env.reset(seed=seed)
-    assert "turn" not in info
+    assert "rllm_gym/turn" not in info
     steps = [env.step(text) for text in texts]
-    kinds = [step[4]["turn"]["kind"] for step in steps]
+    kinds = [step[4]["rllm_gym/turn"]["kind"] for step in steps]
     return env, first, kinds, [step[:4] for step in steps]
 
 
@@ -132,7 +132,7 @@ def contexts(agent, *texts):
     """Return the turns that the policy reads, after each turn."""
     env = AgentEnv(Rooms(), agent)
     env.reset(seed=0)
-    return [env.step(text)[4]["context_turns"] for text in texts]
+    return [env.step(text)[4]["rllm_gym/context_turns"] for text in texts]
 
 
 def test_the_last_n_turns_stay_with_the_plan_and_what_followed():
@@ -171,7 +171,7 @@ def test_the_rewritten_prompt_is_the_opening_and_the_turns_that_stay_as_they_wer
     replies, prompts, infos = [], [], []
     for ids in said:
         observation, _, _, _, info = env.step(ids)
-        repeated = info.get("num_repeated_tokens", 0)
+        repeated = info.get("rllm_gym/num_repeated_tokens", 0)
         replies.append(observation[repeated:])
         prompts.append(observation if repeated else None)
         infos.append(info)
@@ -188,9 +188,9 @@ def test_the_rewritten_prompt_is_the_opening_and_the_turns_that_stay_as_they_wer
     assert [m["content"] for m in turns[::2]] == ["I go on", "on", "left", "on", "on"]
     kept = [*head, *(turns[2 * k + j] for k in (0, 3, 4) for j in (0, 1))]
     assert env.chat.encode_chat(kept, add_generation_prompt=True) == prompts[4].tolist()
-    assert "context_turns" not in infos[-1]
+    assert "rllm_gym/context_turns" not in infos[-1]
     env.reset(seed=1)
-    assert "num_repeated_tokens" not in env.step(said[0])[4]
+    assert "rllm_gym/num_repeated_tokens" not in env.step(said[0])[4]
 
 
 # --- rewards ---
@@ -218,7 +218,7 @@ def test_reward_functions_are_weighted_and_listed_one_by_one():
     env.reset(seed=0)
     assert env.step("PLAN")[1] == -2.0
     _, reward, _, _, info = env.step("on")
-    assert info["turn"]["rewards"] == {"environment": 0.25, "shout": 0.0, "words": len("You are in room 1.")}
+    assert info["rllm_gym/turn"]["rewards"] == {"environment": 0.25, "shout": 0.0, "words": len("You are in room 1.")}
     assert reward == 0.25 + 0.5 * len("You are in room 1.")
     seen = []
     env = AgentEnv(
@@ -317,7 +317,7 @@ def test_the_expert_answers_what_it_is_asked():
     while True:
         texts.append(env.expert_action())
         _, _, terminated, _, info = env.step(texts[-1])
-        kinds.append(info["turn"]["kind"])
+        kinds.append(info["rllm_gym/turn"]["kind"])
         if terminated:
             break
     assert info["is_success"]

@@ -96,19 +96,19 @@ def test_a_pools_copy_is_left_alone_by_what_comes():
 def test_scripted_players_are_told_what_they_may_do_while_they_are_to_act():
     env = WithMoves(TakeAway(), {"player_1": "random"})
     observations, infos = env.reset(seed=0, options={"item_id": 3})
-    assert (list(observations), "moves" in infos["player_0"]) == (["player_0"], False)
+    assert (list(observations), "rllm_gym/moves" in infos["player_0"]) == (["player_0"], False)
     *_, infos = env.step({"player_0": "1"})
-    assert infos["player_1"]["moves"] == ("1", "2")
+    assert infos["player_1"]["rllm_gym/moves"] == ("1", "2")
     *_, infos = env.step({"player_1": "1"})
     assert infos["player_0"]["legal_actions"] == ["1"]
     *_, terminateds, _, infos = env.step({"player_0": "1"})
     assert terminateds["__all__"]
-    assert not any("moves" in info for info in infos.values())
+    assert not any("rllm_gym/moves" in info for info in infos.values())
 
 
 def test_an_expert_says_one_thing_and_an_environment_without_one_is_refused():
     env = WithMoves(TakeAway(), {"player_0": "expert"})
-    assert env.reset(options={"item_id": 5})[1]["player_0"]["moves"] == ("2",)  # leaves three
+    assert env.reset(options={"item_id": 5})[1]["player_0"]["rllm_gym/moves"] == ("2",)  # leaves three
     with pytest.raises(ConfigError, match="PassTheWord has none"):
         WithMoves(PassTheWord(), {"bob": "expert"})
     with pytest.raises(ConfigError, match="of which PassTheWord gives none"):

@@ -55,7 +55,7 @@ def by_expert(name, item, num_turns=20, **config):
         action = env.get_wrapper_attr("expert_action")()
         reply, _, is_over, _, info = env.step(action)
         exchanges.append((action, reply))
-        turns.append(info.get("turn", {}))
+        turns.append(info.get("rllm_gym/turn", {}))
         if is_over:
             break
     record = conversation(f"rllm_gym/{name}-v0", task, *exchanges)

@@ -58,7 +58,7 @@ def test_a_scripted_opponent_plays_legal_moves_which_are_recorded_and_not_traine
         ("player_0", "default_policy", "first"),
         ("player_1", kind, "second"),
     }
-    assert not [r for r in records if "moves" in r.info]
+    assert not [r for r in records if "rllm_gym/moves" in r.info]
     assert all(t.advantage is None for r in records if r.module_id == kind for t in r.turns)
 
 
