@@ -61,8 +61,8 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     Info, beside the environment's: `rllm_gym/request`, the end of the observation that asks for a plan, a reflection or
     a summary, so that no bound on the environment's words cuts it off; `rllm_gym/turn`, of the last step: its `kind`,
     its `attempt` and, where there are reward functions, their values (`rewards`); and `rllm_gym/context_turns`, the
-    numbers of the turns that the policy reads next, where the context is not full. `TokenEnv` rewrites the history by it; at the text
-    level that is up to the caller.
+    numbers of the turns that the policy reads next, where the context is not full. `TokenEnv` rewrites the history by
+    it; at the text level that is up to the caller.
 
     Args:
         env: the text environment. Its attributes `functions`, `turn_form` and `introduction` (see `TextEnv`) say how it

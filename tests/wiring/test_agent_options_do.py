@@ -49,7 +49,8 @@ def one(turn: Any) -> float:
 
 
 def test_every_option_has_a_row():
-    assert {name for name, *_ in ROWS} == set(KEYS)
+    elsewhere = {"parallel_calls"}  # tests/envs/test_agents.py, since the engine here says one thing at a time
+    assert {name for name, *_ in ROWS} == set(KEYS) - elsewhere
 
 
 @pytest.mark.parametrize(("name", "value", "given", "read"), ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
