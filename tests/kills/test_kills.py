@@ -133,7 +133,8 @@ def test_a_schedulers_signal_ends_the_run_with_a_checkpoint(whom: str, tmp_path:
     say(f"SIGTERM to {whom}", moment)
     with run(tmp_path, NUM_STEPS, checkpoint_frequency=0) as ended:
         ended.start()
-        ended.await_moment(Moment(moment.after_step, "sampling", moment.fraction))
+        # Early: a signal in the last train step ends nothing, and the run well.
+        ended.await_moment(Moment(1, "sampling", moment.fraction))
         if whom == "the group":
             os.killpg(ended.process.pid, signal.SIGTERM)
         else:
