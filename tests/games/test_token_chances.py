@@ -102,8 +102,8 @@ def test_a_models_next_tokens_are_those_of_a_whole_pass_whatever_was_asked_befor
             ids = torch.tensor([[*prompt, *sequence] for sequence in sequences])
             with torch.no_grad():
                 expected = (lm(ids).logits[:, -1] / 0.7).softmax(-1).numpy()
-            np.testing.assert_allclose(found[:, : expected.shape[1]], expected, atol=1e-5)
-            np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
+            np.testing.assert_allclose(found[:, : expected.shape[1]], expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found.sum(1), 1, rtol=1e-4, atol=1e-5)
 
 
 def test_greedy_and_truncated_sampling_are_computed_as_they_are_sampled(lm):
