@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.strangers_files import read_text
 
 SPLITS = ("train", "eval", "all")
 RESERVED_SPLITS = ("all", "env_runners")  # every item; and all splits' metrics together, in RLlib's results
@@ -263,7 +264,7 @@ class HasItems:
         rows: Any = item_ids
         if isinstance(item_ids, (str, Path)):
             try:
-                text = _text_of(Path(item_ids).expanduser()).strip()
+                text = read_text(Path(item_ids).expanduser(), max_bytes=MAX_ITEM_BYTES).strip()
                 lines = filter(str.strip, text.split("\n"))
                 rows = json.loads(text if text.startswith("[") else f"[{','.join(lines)}]")
             except (OSError, ValueError, RecursionError) as e:
@@ -275,11 +276,3 @@ class HasItems:
         return [
             row.get("item_id", row) if isinstance(row, dict) and self.named_item(row) is None else row for row in rows
         ]
-
-
-def _text_of(file: Path) -> str:
-    if file.exists() and not file.is_file():
-        raise OSError("it is no regular file")
-    if file.stat().st_size > MAX_ITEM_BYTES:
-        raise OSError(f"it has more than {MAX_ITEM_BYTES:,} bytes")
-    return file.read_text(encoding="utf-8-sig")

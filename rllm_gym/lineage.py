@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypedDict
 
-from rllm_gym.strangers_files import read_object
+from rllm_gym.strangers_files import read_object_or_nothing
 
 RESUMED_FROM = "resumed_from.json"
 
@@ -20,7 +20,7 @@ class Origin(TypedDict):
 
 def read_origin(trial: Path) -> Origin | None:
     """Return what a trial goes on from; None where it began anew, or the file is not as `--resume` writes it."""
-    found = read_object(trial / RESUMED_FROM)
+    found = read_object_or_nothing(trial / RESUMED_FROM)
     name, checkpoint, step = (found.get(key) for key in Origin.__annotations__)
     # Another folder than one beside it would be somebody else's.
     if not (isinstance(name, str) and isinstance(checkpoint, str) and isinstance(step, int)) or name != Path(name).name:

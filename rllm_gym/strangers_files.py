@@ -37,15 +37,42 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[bytes | None, int]]:
         yield None, num_bytes
 
 
+def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """Return the text of a file in UTF-8, without the mark of byte order that some editors begin with.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+        ValueError: it is larger, or no UTF-8.
+    """
+    with open_regular(path) as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
+    return text.decode("utf-8-sig")
+
+
 def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of at most `MAX_JSON_BYTES`.
+
+    Raises:
+        OSError: the file cannot be opened, or is no regular file.
+        ValueError: it is larger, or holds something else.
+    """
+    try:
+        content = json.loads(read_text(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds no object but a {type(content).__name__}")
+    return content
+
+
+def read_object_or_nothing(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of at most `MAX_JSON_BYTES`; {} where there is none."""
     try:
-        with open_regular(path) as file:
-            text = file.read(MAX_JSON_BYTES + 1)
-        content = json.loads(text) if len(text) <= MAX_JSON_BYTES else {}
-    except (OSError, ValueError, RecursionError):
+        return read_object(path)
+    except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def shown(name: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from rllm_gym.errors import ChatTemplateError, ConfigError
 from rllm_gym.models import resolve_tokenizer
+from rllm_gym.strangers_files import read_object, read_text
 
 MOST_ENDS = 32  # of a turn, that a file may list
 
@@ -79,9 +79,9 @@ def load_with_transformers(folder: Path) -> Any:
 
 def _read_folder(folder: Path) -> TokenizerParts:
     """Read a folder as transformers does: what the config lists is added where tokenizer.json lacks it."""
-    config = _json_of(folder / "tokenizer_config.json")
+    config = _read_if_there(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # as written before 2023
-        config |= _json_of(folder / "special_tokens_map.json")
+        config |= _read_if_there(folder / "special_tokens_map.json")
     named = {key: _content(value) for key, value in config.items() if _is_named_token(key, value)}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     if isinstance(extra, dict):  # by name
@@ -98,7 +98,7 @@ def _read_folder(folder: Path) -> TokenizerParts:
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
     """Return the end tokens of generation_config.json; whatever is no token's number there is none."""
-    listed = _json_of(folder / "generation_config.json").get("eos_token_id")
+    listed = _read_if_there(folder / "generation_config.json").get("eos_token_id")
     ids = listed if isinstance(listed, list) else [listed]
     return tuple(i for i in ids[:MOST_ENDS] if isinstance(i, int) and not isinstance(i, bool) and i >= 0)
 
@@ -133,9 +133,7 @@ def _template_of(folder: Path, config: dict[str, Any]) -> str | None:
     """Return the default template: that of a file of its own, or else of the config."""
     files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
     templates: Any = {
-        "default" if file.parent == folder else file.stem: file.read_text(encoding="utf-8")
-        for file in files
-        if file.is_file()
+        "default" if file.parent == folder else file.stem: read_text(file) for file in files if file.is_file()
     }
     templates = templates or config.get("chat_template")
     if isinstance(templates, list):
@@ -155,5 +153,12 @@ def _default_template(templates: str | dict[str, str] | None, name: str) -> str 
     return templates["default"]
 
 
-def _json_of(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def _read_if_there(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"ChatTokenizer: {path} must hold a JSON object ({error}). Download the model again."
+        ) from error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,10 +12,14 @@ import zstandard
 
 from rllm_gym import strangers_files
 from rllm_gym.checkpoints import read_results
+from rllm_gym.cli.train.model_files import model_fault
 from rllm_gym.data.reader import lines_of, list_shards, read_episodes
-from rllm_gym.errors import TrajectoryError
+from rllm_gym.errors import ConfigError, TrajectoryError
+from rllm_gym.evaluation.panel import read_panel
 from rllm_gym.lineage import RESUMED_FROM, first_trial, read_origin
-from rllm_gym.strangers_files import read_lines, read_object
+from rllm_gym.models import TINY_MODEL_DIR
+from rllm_gym.strangers_files import read_lines, read_object_or_nothing
+from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.viewer.episode_index import Index
 from tests.data.test_trajectories import write
 
@@ -41,6 +46,60 @@ def test_a_line_that_is_too_long_is_counted_and_not_kept(tmp_path, monkeypatch):
     with file.open("rb") as opened:
         found = list(read_lines(opened))
     assert found == [(b"a\n", 2), (None, 501), (b"y" * 99 + b"\n", 100), (None, 101), (b"b", 1)]
+
+
+@pytest.fixture(params=["pipe", "list", "deep", "large", "no text"])
+def odd_file(request):
+    """A function that puts a file that is no JSON object at a path."""
+
+    def put(path):
+        path.unlink(missing_ok=True)
+        if request.param == "pipe":
+            os.mkfifo(path)
+        elif request.param == "large":
+            path.write_bytes(b"{}")
+            os.truncate(path, strangers_files.MAX_JSON_BYTES + 1)
+        else:
+            path.write_bytes({"list": b"[]", "deep": b'{"a":' * 100_000, "no text": b"\xff"}[request.param])
+        return path
+
+    return put
+
+
+@pytest.mark.timeout(60)
+def test_a_panel_that_is_none_is_told_in_a_line(odd_file, tmp_path):
+    with pytest.raises(ConfigError, match="panel: must be a file that `rllm-gym panel` wrote"):
+        read_panel(odd_file(tmp_path / "panel.json"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.promise
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "tokenizer.json"])
+def test_a_model_folder_with_an_odd_file_is_told_in_a_line(odd_file, tmp_path, name):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY_MODEL_DIR, folder)
+    odd_file(folder / name)
+    fault = model_fault(folder, trust_remote_code=False)
+    if name == "config.json" or folder.joinpath(name).is_file():  # what is no file counts as absent
+        assert fault is not None
+        assert name in fault
+        assert "\n" not in fault
+
+
+@pytest.mark.timeout(60)
+def test_a_tokenizer_configuration_that_is_none_is_told_in_a_line(odd_file, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY_MODEL_DIR, folder)
+    odd_file(folder / "tokenizer_config.json")
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json must hold a JSON object"):
+        ChatTokenizer(folder)
+
+
+@pytest.mark.parametrize("config", [{"model_type": []}, {"model_type": "qwen2", "text_config": []}])
+def test_a_model_configuration_of_another_shape_is_told_in_a_line(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_fault(tmp_path, trust_remote_code=False).startswith("base_model: ")
 
 
 def test_a_bomb_of_zstandard_takes_little_memory_and_the_others_are_read(run):
@@ -91,7 +150,7 @@ def test_what_is_no_regular_file_is_left_out_with_a_line(run, kind, caplog, monk
     index.refresh()
     index.refresh()
     assert len(index.rows) == 3 and index.generation == 0
-    assert read_object(odd) == {} and read_results(odd) == []
+    assert read_object_or_nothing(odd) == {} and read_results(odd) == []
 
 
 def test_many_damaged_lines_are_counted_and_the_first_ones_told(run, caplog):

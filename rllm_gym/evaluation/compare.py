@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.statistics import difference_interval, sign_test
+from rllm_gym.strangers_files import read_object
 
 RESULT = "result.json"
 
@@ -21,7 +21,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     file = path / RESULT if path.is_dir() else path
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
+        result = read_object(file)
         for key in ("model", "panel_hash", "by_env"):
             result[key]
     except (OSError, ValueError, KeyError, TypeError) as error:

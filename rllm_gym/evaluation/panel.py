@@ -14,6 +14,7 @@ from rllm_gym.registration import SELECTION
 from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of
 from rllm_gym.rollout.loop import seed_of
 from rllm_gym.safe_options import check_safe_options
+from rllm_gym.strangers_files import read_object
 from rllm_gym.training.task_sampler import EVALUATION_STEP, evaluation_groups
 from rllm_gym.types import SamplingParams, TaskGroup
 
@@ -156,7 +157,7 @@ def read_panel(path: Path, *, is_trusted: bool = False) -> Panel:
         ConfigError: it is none, or not as it was written, or it names what only a trusted one may.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_object(path)
         sampling = dict(content["sampling"])
         samples = sampling.pop("samples")
         panel = Panel(

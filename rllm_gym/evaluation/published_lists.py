@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
+from rllm_gym.strangers_files import read_text
 
 # Environments whose items have AgentGym's numbers, and how many of them AgentGym has; the docstring of each says so.
 NUM_ITEMS = {"babyai": None, "sciworld": 4639, "searchqa": None, "webarena": 812}
@@ -97,9 +98,9 @@ def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
 
 def _rows(path: Path) -> list[Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig").strip()
+        text = read_text(path).strip()
         rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.split("\n") if line]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"panel: --from: must be JSON or JSON Lines; got {str(path)!r} ({error}).") from error
     return rows
 

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 from rllm_gym.checkpoints import RESULTS, read_results
 from rllm_gym.lineage import first_trial, read_origin
-from rllm_gym.strangers_files import read_object
+from rllm_gym.strangers_files import read_object_or_nothing
 
 PARAMS = "params.json"  # Tune's, of a trial
 EVALUATION = "evaluation.json"  # of `rllib evaluate`
@@ -63,9 +63,9 @@ def find_results(path: Path) -> list[Path]:
 def read_trial(folder: Path) -> Trial:
     """Return what the files of a folder say that it is."""
     if (folder / EVALUATION).is_file():
-        return Trial(folder, "evaluation", read_object(folder / EVALUATION))
+        return Trial(folder, "evaluation", read_object_or_nothing(folder / EVALUATION))
     if (folder / PARAMS).is_file() or (folder / RESULTS).is_file():
-        return Trial(folder, "run", read_object(folder / PARAMS))
+        return Trial(folder, "run", read_object_or_nothing(folder / PARAMS))
     return Trial(folder, "files")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rllm_gym.errors import RllmGymError
-from rllm_gym.strangers_files import read_object
+from rllm_gym.strangers_files import read_object_or_nothing
 from rllm_gym.viewer.runs import PARAMS, Trial
 
 
@@ -62,7 +62,7 @@ def _text(token: str | None, is_byte_level: bool) -> str:
 def _base_model(trial: Trial) -> str:
     """Return the model whose tokenizer a trial used: of a checkpoint's evaluation that of its run."""
     if trial.kind == "evaluation" and (params := Path(trial.model).parent / PARAMS).is_file():
-        base_model = read_object(params).get("base_model")
+        base_model = read_object_or_nothing(params).get("base_model")
         return base_model if isinstance(base_model, str) else ""
     return trial.model
 

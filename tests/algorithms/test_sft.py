@@ -180,11 +180,18 @@ def test_the_temperature_of_sampling_changes_nothing_of_what_is_learnt(tiny_mode
 
 
 def test_a_weight_scales_what_its_token_adds(tiny_model):
-    [sample] = make_samples(1)
-    once = gradient(make_group(make_config(tiny_model, "SFT")), [sample])
-    half = type(sample)(sample.tokens, sample.weight * np.float32(0.5))
-    halved = gradient(make_group(make_config(tiny_model, "SFT")), [half])
-    assert distance(once, {name: value * 2 for name, value in halved.items()}) < 1e-5 * largest(once)
+    one, other = make_samples(2)
+    half = type(other)(other.tokens, other.weight * np.float32(0.5))
+
+    def summed(*samples):
+        """Return the gradient of the samples' sum: the loss is in nats per weighted token."""
+        weight = sum(float(sample.weight.sum()) for sample in samples)
+        mean = gradient(make_group(make_config(tiny_model, "SFT")), list(samples))
+        return {name: value * weight for name, value in mean.items()}
+
+    both, of_one, of_other = summed(one, half), summed(one), summed(other)
+    expected = {name: of_one[name] + of_other[name] / 2 for name in both}
+    assert distance(both, expected) < 1e-5 * largest(expected)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

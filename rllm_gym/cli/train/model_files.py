@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.strangers_files import MAX_JSON_BYTES, open_regular, read_object
+
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -22,16 +24,19 @@ def look_at_model(folder: Path, *, trust_remote_code: bool) -> Iterator[tuple[st
     Where the configuration or the kind of model is at fault, nothing follows.
     """
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = read_object(folder / "config.json")
+    except (OSError, ValueError) as error:
         yield "configuration", f"base_model: {folder / 'config.json'} is no JSON ({error}). Download the model again."
         return
-    fault = _kind_fault(folder, config, trust_remote_code)
-    yield "kind of model", fault
-    if fault is None:
-        yield "quantization", _quantization_fault(folder, config)
-        yield "files of weights", _weights_fault(folder)
-        yield "embedding", _tokens_fault(folder, config)
+    try:
+        fault = _kind_fault(folder, config, trust_remote_code)
+        yield "kind of model", fault
+        if fault is None:
+            yield "quantization", _quantization_fault(folder, config)
+            yield "files of weights", _weights_fault(folder)
+            yield "embedding", _tokens_fault(folder, config)
+    except (AttributeError, KeyError, TypeError) as error:  # an entry of another shape
+        yield "shape of files", f"base_model: the JSON files in {folder} are no model's ({error}). Download it again."
 
 
 def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> str | None:
@@ -75,8 +80,8 @@ def _weights_fault(folder: Path) -> str | None:
         index = folder / f"{name}.index.json"
         if index.is_file():
             try:
-                files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError):
+                files = sorted(set(map(str, read_object(index)["weight_map"].values())))
+            except (OSError, ValueError, KeyError, AttributeError):
                 return f"base_model: {index} is no index of weights. {again}"
             missing = [file for file in files if not (folder / file).is_file()]
             if missing:
@@ -94,12 +99,12 @@ def _weights_fault(folder: Path) -> str | None:
 def is_whole(file: Path) -> bool:
     """Return whether a safetensors file is as long as its head says."""
     size = os.path.getsize(file)
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         length = int.from_bytes(opened.read(8), "little")
         if not 0 < length <= size - 8:
             return False
         try:
-            tensors = json.loads(opened.read(length))
+            tensors = json.loads(opened.read(min(length, MAX_JSON_BYTES)))
             ends = [of["data_offsets"][1] for name, of in tensors.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
@@ -112,8 +117,8 @@ def _tokens_fault(folder: Path, config: dict[str, Any]) -> str | None:
     if rows is None or not file.is_file():
         return None
     try:
-        tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        tokenizer = read_object(file)
+    except (OSError, ValueError) as error:
         return f"base_model: {file} is no JSON ({error}). Download the model again."
     beyond = [of["content"] for of in tokenizer.get("added_tokens", ()) if of["id"] >= rows]
     vocabulary = tokenizer.get("model", {}).get("vocab", {})

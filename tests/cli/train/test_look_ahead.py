@@ -147,11 +147,8 @@ def test_an_environment_that_fails_hangs_or_dies_at_its_reset_is_said(
     (calling_folder / "my_package" / "faulty.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(str(calling_folder))
     spec = EnvironmentSpec("faulty", "my_package.faulty:me/Faulty-v0", {"how": how})
-    monkeypatch.setattr(first_prompt, "_settings", lambda config: {
-        "model": str(Path(first_prompt.__file__).parents[2] / "assets" / "tiny"), "chat_template": None, "seed": 0,
-        "group_size": 2,
-    })  # fmt: skip
-    [found] = first_prompt.first_prompts(SimpleNamespace(environments=[spec]), reset_timeout_s=5.0)
+    config = SimpleNamespace(environments=[spec], base_model="tiny", chat_options={}, seed=0, group_size=2)
+    [found] = first_prompt.first_prompts(config, reset_timeout_s=5.0)
     assert found.error is not None
     assert why in found.error
     if how == "hang":  # what it had started is gone, too
