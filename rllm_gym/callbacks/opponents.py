@@ -109,6 +109,5 @@ def frozen_weights(source: str | Path, policy_id: str) -> Mapping[str, Any]:
             f"opponents: the frozen checkpoint must hold the policy {policy_id!r}; got {str(source)!r} with "
             f"{', '.join(known) or 'none'}. Choose another checkpoint."
         )
-    policy = LLMModule.from_checkpoint(str(module_folder(checkpoint, chosen)))
-    lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
+    lm = LLMModule.from_checkpoint(str(module_folder(checkpoint, chosen))).merge_adapter()
     return {name: value.detach().cpu().numpy().copy() for name, value in lm.float().state_dict().items()}

@@ -98,6 +98,10 @@ class LanguageModule(TorchRLModule):
         """The model without peft's wrapper; adapters stay in its layers."""
         return self.lm if self.model_config["lora"] is None else cast(Any, self.lm).get_base_model()
 
+    def merge_adapter(self) -> PreTrainedModel:
+        """Return the model with its adapter, where it has one, added into its weights; this module is spent then."""
+        return self.lm if self.model_config["lora"] is None else cast(Any, self.lm).merge_and_unload()
+
     # --- weights ---
 
     def get_state(

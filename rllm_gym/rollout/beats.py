@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_initialized, _internal_kv_put
 
+from rllm_gym.rollout import ray_store
 from rllm_gym.rollout.watch import Watcher
 
-NAMESPACE = "rllm_gym/beats"
+NAMESPACE = "beats"
 BEAT_S = 5.0
 REPORT_S = 60.0  # without a beat
 
@@ -31,21 +31,20 @@ class Beats(Watcher):
 
     def __init__(self) -> None:
         self._count = itertools.count()
-        self._key = ray.get_runtime_context().get_actor_id() if _internal_kv_initialized() else None
+        self._key = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
         super().__init__(self._beat, tick_s=BEAT_S, name="beats")
 
     def _beat(self) -> bool:
         if self._key is not None:
             place = f"{platform.node()} {os.getpid()}"
             with contextlib.suppress(Exception):  # the store may go before this process
-                _internal_kv_put(self._key, f"{place} {next(self._count)}", namespace=NAMESPACE)
+                ray_store.put(NAMESPACE, self._key, f"{place} {next(self._count)}")
         return True
 
 
 def read_beat(actor_id: str) -> str | None:
     """Return an actor's last beat: the names of its machine and process, and its count; None before the first."""
-    beat = _internal_kv_get(actor_id, namespace=NAMESPACE) if _internal_kv_initialized() else None
-    return None if beat is None else beat.decode()
+    return ray_store.get(NAMESPACE, actor_id)
 
 
 @dataclass
