@@ -10,7 +10,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rllm_gym.errors import ConfigError, EnvError
@@ -35,6 +35,7 @@ class Hub:
         env_configs: {environment id: keywords}, which the page cannot change; it can set no path, address or module.
         call_timeout_s: how long a call into an environment or a model may take before its session is ended.
         idle_s: how long a session lives without a call.
+        clock: tells the seconds by which sessions are idle.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Hub:
         max_sessions: int = MAX_SESSIONS,
         call_timeout_s: float = CALL_TIMEOUT_S,
         idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.policies, self._modules = dict(policies), tuple(modules)
         for module in modules:
@@ -53,6 +55,7 @@ class Hub:
         self.environments = environments()
         self._env_configs = dict(env_configs or {})
         self._max_sessions, self._call_timeout_s, self._idle_s = max_sessions, call_timeout_s, idle_s
+        self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
 
@@ -76,7 +79,7 @@ class Hub:
                     f"used for {YIELDING_S:g} s makes room."
                 )
             id = secrets.token_urlsafe(12)
-            session = self._sessions[id] = Session(settings, self._call_timeout_s)
+            session = self._sessions[id] = Session(settings, self._call_timeout_s, self._clock)
         try:
             return id, session.call("reset", **task)
         except BaseException:
@@ -114,14 +117,14 @@ class Hub:
             self.close(id)
 
     def _close_idle(self) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         for id, session in list(self._sessions.items()):
             if now_s - session.used_s > self._idle_s and not session.is_busy:
                 self.close(id)
 
     def _make_room(self) -> None:
         idle = [(session.used_s, id) for id, session in self._sessions.items() if not session.is_busy]
-        if len(self._sessions) >= self._max_sessions and idle and min(idle)[0] < time.monotonic() - YIELDING_S:
+        if len(self._sessions) >= self._max_sessions and idle and min(idle)[0] < self._clock() - YIELDING_S:
             self.close(min(idle)[1])
 
     def _checked(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -163,8 +166,8 @@ class Hub:
 class Session:
     """One worker process. `is_dead`: it has ended, or was ended since it did not answer."""
 
-    def __init__(self, settings: Mapping[str, Any], timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, settings: Mapping[str, Any], timeout_s: float, clock: Callable[[], float]) -> None:
+        self._timeout_s, self._clock = timeout_s, clock
         context = multiprocessing.get_context("spawn")  # a fork would copy the server's threads' locks
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=work, args=(theirs, dict(settings)), daemon=False)
@@ -172,7 +175,7 @@ class Session:
         theirs.close()
         self._busy = threading.Lock()
         self.is_dead = False
-        self.used_s = time.monotonic()
+        self.used_s = self._clock()
 
     @property
     def is_busy(self) -> bool:
@@ -196,7 +199,7 @@ class Session:
                 f"hub: the session's process has died ({self._process.exitcode}). Begin another one."
             ) from error
         finally:
-            self.used_s = time.monotonic()
+            self.used_s = self._clock()
             self._busy.release()
         if not is_fine:
             raise EnvError(str(answer))

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,13 @@ from tests.needs import skip_without
 from tests.serving import serving
 
 ODD = ("--env", "tests.server.odd_env:odd/Odd-v0", "--protocol", "agentgym")
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[Any]:
+    """A server of one worker, which tests may kill, and no more."""
+    with serving(*ODD, "--workers", "1") as served:
+        yield served
 
 
 class Client:
@@ -151,47 +159,44 @@ def test_a_reset_waits_for_the_worker_that_comes_after_the_only_one(is_ending):
         assert asyncio.run(play()) == {"text": ""}
 
 
-def test_a_python_loop_does_not_keep_other_sessions_of_its_worker_waiting():
-    with serving(*ODD, "--workers", "1") as served:
-        busy, other = Client(served.url), Client(served.url)
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            spinning = pool.submit(busy.step, "spin 1.5")
-            times_s = []
-            while not spinning.done():
-                begun_s = time.perf_counter()
-                assert other.step("hello").status_code == 200
-                times_s.append(time.perf_counter() - begun_s)
-            assert spinning.result().status_code == 200
-        assert len(times_s) > 10
-        assert sorted(times_s)[len(times_s) // 2] < 0.1
+def test_a_python_loop_does_not_keep_other_sessions_of_its_worker_waiting(odd):
+    busy, other = Client(odd.url), Client(odd.url)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        spinning = pool.submit(busy.step, "spin 1.5")
+        times_s = []
+        while not spinning.done():
+            begun_s = time.perf_counter()
+            assert other.step("hello").status_code == 200
+            times_s.append(time.perf_counter() - begun_s)
+        assert spinning.result().status_code == 200
+    assert len(times_s) > 10
+    assert sorted(times_s)[len(times_s) // 2] < 0.1
 
 
-def test_an_environment_that_raises_fails_its_episode_without_a_word_of_the_servers_files():
-    with serving(*ODD, "--workers", "1") as served:
-        client = Client(served.url)
-        for action in ("raise", "exit", "nan"):
-            answer = client.step(action)
-            assert answer.status_code == 500
-            assert "secret" not in answer.text and "/" not in answer.json()["error"]
-            assert client.step("hello").status_code == 409  # nothing is played on
-            assert client.post("reset", data_idx=0).status_code == 200
-        assert client.step("surrogate").json()["observation"] == "half ? a character"
-        assert client.step("hello").json() == {"observation": "did hello", "done": False, "reward": 0.0}
+def test_an_environment_that_raises_fails_its_episode_without_a_word_of_the_servers_files(odd):
+    client = Client(odd.url)
+    for action in ("raise", "exit", "nan"):
+        answer = client.step(action)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text and "/" not in answer.json()["error"]
+        assert client.step("hello").status_code == 409  # nothing is played on
+        assert client.post("reset", data_idx=0).status_code == 200
+    assert client.step("surrogate").json()["observation"] == "half ? a character"
+    assert client.step("hello").json() == {"observation": "did hello", "done": False, "reward": 0.0}
 
 
-def test_a_killed_worker_comes_back():
-    with serving(*ODD, "--workers", "1") as served:
-        client = Client(served.url)
-        (worker,) = children(served.process.pid)
-        os.kill(worker, signal.SIGKILL)
-        assert client.step("hello").status_code in (404, 504)
-        deadline_s = time.perf_counter() + 20
-        while (client := Client(served.url)).created.status_code != 200:
-            assert client.created.status_code in (503, 504)
-            assert time.perf_counter() < deadline_s
-        assert client.step("hello").status_code == 200
-        assert client.step("die").status_code == 504
-        assert children(served.process.pid) != [worker]
+def test_a_killed_worker_comes_back(odd):
+    client = Client(odd.url)
+    (worker,) = children(odd.process.pid)
+    os.kill(worker, signal.SIGKILL)
+    assert client.step("hello").status_code in (404, 504)
+    deadline_s = time.perf_counter() + 20
+    while (client := Client(odd.url)).created.status_code != 200:
+        assert client.created.status_code in (503, 504)
+        assert time.perf_counter() < deadline_s
+    assert client.step("hello").status_code == 200
+    assert client.step("die").status_code == 504
+    assert children(odd.process.pid) != [worker]
 
 
 def test_what_a_killed_worker_leaves_goes_with_the_server(tmp_path):
