@@ -70,7 +70,7 @@ class GroupRelative(PolicyGradient):
         return rows.of_turns(turn_advantage(reward_NU, turn_NU, mask_NU, group_N, gamma=gamma, compare=self.compare))
 
     def returns(self, rows: AdvantageRows) -> torch.Tensor:
-        """Return what each row has earned, float64 [N]."""
+        """Return each row's return, float64 [N]."""
         return rows.return_N
 
     def turn_rewards(self, rows: AdvantageRows) -> torch.Tensor:

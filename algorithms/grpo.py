@@ -46,7 +46,7 @@ class GRPO(GroupRelative):
 
     @override(GroupRelative)
     def returns(self, rows: AdvantageRows) -> torch.Tensor:
-        """Return what each row has earned, less what it pays for being long."""
+        """Return each row's return, less the penalty for its length."""
         config = self.config
         if config.overlong_buffer == 0:
             return rows.return_N

@@ -49,7 +49,7 @@ class AgentGymProtocol(TextEnv):
 
 
 def cleaned_action(text: str) -> str | None:
-    """Return what AgentGym's clients of TextCraft and BabyAI make of a text, or None for two or more actions.
+    """Return the action that AgentGym's clients of TextCraft and BabyAI read in a text, or None for two or more.
 
     The action is the line after "Action:" (or "" where there is none), with nothing but ASCII letters, digits, commas
     and single spaces.

@@ -141,11 +141,11 @@ class TextEnv(HasItems, gymnasium.Env[str, str]):
         raise NotImplementedError
 
     def expert_action(self) -> str:
-        """Return what an expert would write next; it changes nothing, and never raises after a reset."""
+        """Return an expert's next text; it changes nothing, and never raises after a reset."""
         raise NotImplementedError(f"{type(self).__name__} has no expert.")
 
     def _picture(self) -> npt.NDArray[np.uint8]:
-        """Return what `render` returns where the metadata have "rgb_array"."""
+        """Return the picture that `render` returns where the metadata have "rgb_array"."""
         raise NotImplementedError
 
     # What it gets.

@@ -65,7 +65,7 @@ def check_env(make: Make, **kwargs: Any) -> None:
 
 
 def findings(make: Make) -> Iterator[Finding]:
-    """Yield what comes of each rule, in order.
+    """Yield the outcome of each rule, in order.
 
     Raises:
         ConfigError, EnvError: see `check_env`.

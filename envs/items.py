@@ -59,7 +59,7 @@ def keywords_of(create: Callable[..., Any]) -> list[str] | None:
 
 
 def restrict(rule: str, option: Any, known: Sequence[Any]) -> frozenset[Any]:
-    """Return what an option lets an environment draw from: all that is known, one of these, or some.
+    """Return the values that an option lets an environment draw from: all that are known, one of these, or some.
 
     Args:
         rule: the option's rule for the message, like "TextCraftEnv: depth must be 1, 2, 3 or 4, or a list of these".
@@ -213,7 +213,7 @@ class HasItems:
         return selection
 
     def _read_splits(self, splits: Mapping[str, ItemIds] | None) -> dict[str, tuple[int, ...]]:
-        """Return what each split of `splits` holds, after the environment's own filters."""
+        """Return the indices in each split of `splits`, after the environment's own filters."""
         if splits is None:
             return {}
         if not isinstance(splits, Mapping) or not splits:

@@ -112,6 +112,6 @@ class PettingZooEnv(TextMultiAgentEnv):
 
 
 def _fitted(text: str, space: Text) -> str:
-    """Return what of a text is in a space."""
+    """Return the part of a text that is in a space."""
     cut = text[: space.max_length]
     return cut if cut in space else "".join(c for c in text if c in space.character_set)[: space.max_length]

@@ -104,7 +104,7 @@ class RolesEnv(TextMultiAgentEnv):
         return observations, rewards, dict.fromkeys(keys, terminated), dict.fromkeys(keys, truncated), infos
 
     def expert_action(self, agent: str) -> str:
-        """Return what the environment's expert would do; an adviser says so in words."""
+        """Return the action of the environment's expert; an adviser says it in words."""
         action = str(self.env.get_wrapper_attr("expert_action")())
         return action if agent == ACTOR else f"Do this now: {parse_action(action)}"
 

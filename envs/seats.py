@@ -92,7 +92,7 @@ class SeatedEnv(HasItems, TextMultiAgentEnv):
         raise NotImplementedError
 
     def _expert(self, seat: int) -> str:
-        """Return what an expert in this seat, which must act, would write."""
+        """Return the text of an expert in this seat, which must act."""
         raise NotImplementedError(f"{self._who} has no expert.")
 
     def _info_of(self, seat: int) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class SeatedEnv(HasItems, TextMultiAgentEnv):
         return self.possible_agents[(seat - self._seating) % len(self.possible_agents)]
 
     def expert_action(self, player: str) -> str:
-        """Return what an expert would write in the place of a player whose turn it is; it changes nothing.
+        """Return an expert's text in the place of a player whose turn it is; it changes nothing.
 
         Raises:
             NotImplementedError: the game has no expert.
@@ -174,7 +174,7 @@ class SeatedEnv(HasItems, TextMultiAgentEnv):
         return observations, rewards, ends, dict.fromkeys(ends, False), infos
 
     def _observe(self) -> tuple[Texts, Infos]:
-        """Return what the seat that must act reads; at the end, what everyone reads who has acted."""
+        """Return the observation of the seat that must act; at the end, of everyone who has acted."""
         if self._actor is None:
             seats = [seat for seat, has_acted in enumerate(self._has_acted) if has_acted]
         else:

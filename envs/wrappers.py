@@ -161,7 +161,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
 
 
 def told_of(conversation: Conversation | None) -> dict[str, Any]:
-    """Return what the info says of a conversation, see `TokenEnv`."""
+    """Return the info's entries on a conversation, see `TokenEnv`."""
     assert conversation is not None
     told: dict[str, Any] = {"messages": list(conversation.messages)}
     if conversation.num_repeated:

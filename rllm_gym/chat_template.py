@@ -89,7 +89,7 @@ def arguments_of(source: str, special_tokens: Mapping[str, str]) -> list[str]:
 def role_markers(
     render: Callable[..., str], end_of_turn: str, bos_token: str, *, has_system_role: bool
 ) -> tuple[str, ...]:
-    """Return what a template writes right before a system's, a user's and an assistant's content, as text.
+    """Return the text that a template writes right before a system's, a user's and an assistant's content.
 
     ChatML gives `<|im_start|>user` and so on, and a template that writes its roles as ordinary text, `USER:`. Of a
     header of several lines only the first one is taken: it is what tells the roles apart.

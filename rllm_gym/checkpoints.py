@@ -93,7 +93,7 @@ def protocol_of(path: Path) -> str:
 
 
 def damage_of(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files, which are all read for it; None where they are as written."""
+    """Return the damage to a checkpoint's files, which are all read for it; None where they are as written."""
     if read_checkpoint(path) is None:
         return "a file is missing or cut"
     files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]

@@ -19,7 +19,7 @@ class Origin(TypedDict):
 
 
 def read_origin(trial: Path) -> Origin | None:
-    """Return what a trial goes on from; None where it began anew, or the file is not as `--resume` writes it."""
+    """Return the origin of a resumed trial; None where it began anew, or the file is not as `--resume` writes it."""
     found = read_object_or_nothing(trial / RESUMED_FROM)
     name, checkpoint, step = (found.get(key) for key in Origin.__annotations__)
     # Another folder than one beside it would be somebody else's.

@@ -38,7 +38,7 @@ def attention_of(config: Any) -> str | None:
 
 
 def resolve_base_model(name: str | Path, *, timeout_s: float = 10.0, allow_lookup: bool = True) -> Path | str:
-    """Return what transformers and vLLM can load for `name`, or fail fast.
+    """Return the path or repository from which transformers and vLLM load `name`, or fail fast.
 
     Tried in order: `tiny` (the shipped model), a folder with a config.json, the local Hugging Face cache, one look-up
     on the hub. Left to itself, transformers retries a hub look-up five times.

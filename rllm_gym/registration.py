@@ -261,7 +261,7 @@ def normalize_env_id(id: str) -> str:
 
 
 def env_class(id: str) -> Any:
-    """Return what makes a registered environment; None where it cannot be imported, which making it will say."""
+    """Return the class or function behind a registered environment; None where it cannot be imported."""
     spec = gymnasium.registry.get(id.rpartition(":")[2])
     env = spec.kwargs.get("env") if spec else None
     try:

@@ -55,7 +55,7 @@ class BoundedSandbox(sandbox.ImmutableSandboxedEnvironment):
         return _told(lambda: self.from_string(source))
 
     def render_bounded(self, template: jinja2.Template, **variables: Any) -> str:
-        """Return what a template makes of the variables.
+        """Render a template with the variables.
 
         Raises:
             jinja2.TemplateError: the template refuses them, does too much, or fails in any way.
@@ -123,7 +123,7 @@ class _Counter(ext.Extension):
         return value
 
     def join(self, *values: Any) -> str:
-        """Return what `~` makes of texts."""
+        """Join texts, as `~` does."""
         texts = [str(value) for value in values]
         _check_size(sum(map(len, texts)), "")
         return "".join(texts)
@@ -162,7 +162,7 @@ def _replace_in(parent: nodes.Node, kind: type, replacement: Callable[[Any], nod
 
 
 def _told(function: Callable[[], Any]) -> Any:
-    """Return what a function does; whatever a template makes Python raise is the template's error."""
+    """Call a function; whatever a template makes Python raise is the template's error."""
     try:
         return function()
     except jinja2.TemplateError:

@@ -283,7 +283,7 @@ class ChatTokenizer:
         return len(listed) if len(self.without_end(listed)) <= length else length
 
     def said(self, ids: Sequence[int]) -> str:
-        """Return what a sampled turn says to the other side, without the token that ended it.
+        """Return the text of a sampled turn for the other side, without the token that ended it.
 
         Where the template writes a marker before an answer (the final channel of gpt-oss), that is what follows it.
         """
@@ -295,7 +295,7 @@ class ChatTokenizer:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def decode_action(self, ids: Sequence[int]) -> str:
-        """Return what an assistant's turn says.
+        """Return the text of an assistant's turn.
 
         Decoded behind another token: the decoders of some tokenizers (Llama-2's) drop a space at the beginning.
         """
@@ -410,7 +410,7 @@ class ChatTokenizer:
                 end = match.end()
 
     def _plain(self, saved: list[str]) -> Any:
-        """Return what encodes text between added tokens: where some are spelt out, what makes none of them."""
+        """Return the encoder of text between added tokens: where some are spelt out, one that makes none of them."""
         if not saved:
             return self._backend
         if self._plain_backend is None:
@@ -474,7 +474,7 @@ class ChatTokenizer:
         )
 
     def _find_lead(self) -> tuple[str, bool]:
-        """Return what stands between the generation prompt and a content, and whether it is a marker.
+        """Return the text between the generation prompt and a content, and whether it is a marker.
 
         Where the generation prompt opens a thought, it is what closes that.
         """
@@ -564,12 +564,11 @@ class ChatTokenizer:
             return False
 
     def notes(self) -> list[str]:
-        """Return what a run says of the template and of the ends of a turn before it starts; nothing where all is as
-        usual."""
+        """Return the lines on the template and the ends of a turn that a run begins with; none where all is usual."""
         return [note for note in (self.note_on_history(), self.note_on_ends()) if note]
 
     def note_on_history(self) -> str:
-        """Return what it costs that the template rewrites what was said; "" where it does not."""
+        """Return the cost, in words, of a template that rewrites what was said; "" where it does not."""
         if self.history != "as_template":
             return ""
         num_samples, share = self.cost_of_history()
@@ -579,7 +578,7 @@ class ChatTokenizer:
         )
 
     def note_on_ends(self) -> str:
-        """Return what ends a turn, where it is more than two tokens, and how many ordinary ones do not."""
+        """Return a line on the ends of a turn where there are more than two, or ordinary tokens among them."""
         lines = []
         if len(self.stop_ids) > 2:
             lines.append(f"a turn ends with one of {', '.join(repr(self.decode([i])) for i in self.stop_ids)}")
@@ -594,7 +593,7 @@ class ChatTokenizer:
         return ChatTemplateError(f"ChatTokenizer: the chat template of {self.name} {rule}; got {got}. {self._advice()}")
 
     def _advice(self) -> str:
-        """Return what helps with this tokenizer."""
+        """Return advice that works with this tokenizer."""
         _, chat_template, _, history, *_ = self._args
         if history == "append_only":
             fitting = [name for name in shipped_names().split(", ") if name != chat_template and self._takes(name)]

@@ -314,7 +314,7 @@ def _copy_of(value: Any) -> Any:
 
 
 def outcomes(episodes: Sequence[Episode]) -> list[tuple[float, ...]]:
-    """Return what each agent has earned in each episode, in the order of their names; equal where it ties."""
+    """Return each agent's return in each episode, in the order of their names; equal where it ties."""
     agents = sorted({agent_id for episode in episodes for agent_id in episode.streams})
     nobody = Stream("", "")
     columns = []

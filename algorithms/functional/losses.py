@@ -169,7 +169,7 @@ def importance_weight(
     cap: float,
     veto: float | None = None,
 ) -> torch.Tensor:
-    """Return what to multiply each token's loss by where the sampler's probabilities differ from the trainer's.
+    """Return each token's factor of the loss where the sampler's probabilities differ from the trainer's.
 
         token:    w_bt = exp(logp_bt - sampler_logp_bt)
         sequence: w_b  = exp(sum over the sampled tokens of b of (logp - sampler_logp)), at each of them

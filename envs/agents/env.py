@@ -145,7 +145,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return reply + self._request, reward, terminated, truncated, info
 
     def expert_action(self) -> str:
-        """Return what the environment's expert would write next, in the format, or what it is asked for."""
+        """Return the expert's next text: its action in the format, or the plan or reflection that is asked for."""
         expert = self.env.get_wrapper_attr("expert_action")()
         if not self._asked:
             return self._format.write(expert, Language.of(self.unwrapped))
@@ -167,7 +167,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._actions: list[str] = []  # what the environment got, for an expert's summary
 
     def _act(self, text: str) -> tuple[str | None, str, float, bool, bool]:
-        """Return what the environment got, the reply, the reward, terminated and truncated."""
+        """Return the action that reached the environment, the reply, the reward, terminated and truncated."""
         language, command = Language.of(self.unwrapped), None
         try:
             commands = self._commands(text, language)
@@ -196,7 +196,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return command, reply, reward, terminated, truncated
 
     def _commands(self, text: str, language: Language) -> list[str]:
-        """Return what the environment is to get, in order.
+        """Return the actions for the environment, in order.
 
         Raises:
             BadCallError: the text is no turn of the format.
@@ -223,7 +223,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return "\n".join(replies), reward, terminated, truncated
 
     def _due(self) -> list[str]:
-        """Return what is to be written before the next action."""
+        """Return the text to be written before the next action."""
         agent, due = self.agent, []
         is_wrong = agent.reflect_on_error and self._info.get("is_invalid_action", False)
         if is_wrong or (agent.reflect_every is not None and self._num_actions % agent.reflect_every == 0):

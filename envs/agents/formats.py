@@ -39,7 +39,7 @@ class Format(Protocol):
         """
 
     def write(self, text: str, language: Language) -> str:
-        """Return what an expert wrote in the environment's form, in this one."""
+        """Return an expert's text, which has the environment's form, in this one."""
 
 
 class Native:

@@ -122,7 +122,7 @@ def _reflect(value: Any) -> tuple[int | None, bool]:
 
 
 def _context(value: Any) -> Context:
-    """Return what `full`, `last_n_turns` or `{last_n_turns: 4}` means."""
+    """Return the context that `full`, `last_n_turns` or `{last_n_turns: 4}` names."""
     kind, num_turns = value, None
     if isinstance(value, Mapping) and len(value) == 1:
         [(kind, num_turns)] = value.items()

@@ -47,7 +47,7 @@ class Offers:
 
 
 def offers(view: View, direction: int, *, toggles_boxes: bool) -> Offers:
-    """Return what the agent can do.
+    """Return the actions that the agent can take.
 
     Names, numbers, order and refusals are AgentGym's. A number counts the things of one name that can be reached, from
     near to far; that of a door to go through counts all doors of that name.

@@ -74,7 +74,7 @@ class _Planner:
         return next((errand for errand in errands if errand), None) or self.explore()
 
     def errand_for(self, instr: Any) -> Errand | None:
-        """Return what to do for one instruction, or None where too little has been seen."""
+        """Return the next action for one instruction, or None where too little has been seen."""
         kind = _kind(instr)
         if kind == "GoToInstr":
             return self.reach("face", self.seen(instr.desc.obj_poss), "I go to the {}.")

@@ -85,7 +85,7 @@ class Map:
         return state // 4 + self.steps[state % 4]
 
     def facing(self, route: Route) -> Any:
-        """Return what is in front of the agent at the end of a route."""
+        """Return the cell in front of the agent at the end of a route."""
         return self.grid[self.ahead(route.end)]
 
     def find(self, things: Iterable[Any]) -> list[int]:
@@ -243,7 +243,7 @@ class Outcome:
 
 
 def simulate(map: Map, moves: Sequence[int]) -> Outcome:
-    """Return what moves would come to, without making them."""
+    """Return the state after moves, without making them."""
     state, cost = map.start, 0.0
     opened = None
     for i, move in enumerate(moves):

@@ -91,7 +91,7 @@ def name_of(thing: Any) -> str:
 
 
 def look(level: Any) -> View:
-    """Return what the agent of a level sees."""
+    """Return the view of a level's agent."""
     grid, width, height = level.grid.grid, level.grid.width, level.grid.height
     x, y = map(int, level.agent_pos)
     cells = []

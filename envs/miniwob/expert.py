@@ -13,7 +13,7 @@ GIVE_UP = "stop []"
 
 
 def advise(task: str, objective: str, nodes: tuple[Node, ...], *, has_pointer: bool = False) -> str:
-    """Return what the task's expert would write next; it gives up where there is none, or it knows nothing to do.
+    """Return the next text of the task's expert; it gives up where there is none, or it knows nothing to do.
 
     Args:
         has_pointer: whether it sees where elements are, and the mouse may act at places.

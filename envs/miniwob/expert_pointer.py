@@ -136,7 +136,7 @@ def drag_shapes(view: View) -> str:
 
 
 def _handles(view: View) -> list[tuple[Node, str]]:
-    """Return what can be sorted, in order, with its text."""
+    """Return the elements that can be sorted, in order, with their texts."""
     nodes = list(view.nodes)
     return [(node, nodes[i + 1].name) for i, node in enumerate(nodes) if "ui-sortable-handle" in node.hint]
 

@@ -40,7 +40,7 @@ class View:
         return [node.name for node in self.all("StaticText")]
 
     def after(self, node: Node | None) -> View:
-        """Return what follows an element."""
+        """Return the words that follow an element."""
         return View(self.objective, self.nodes[self.nodes.index(node) + 1 :]) if node else self
 
     def _matches(self, roles: tuple[str, ...], name: str | None, hint: str | None) -> Iterator[Node]:

@@ -199,7 +199,7 @@ class AgentGymSession:
             raise EnvError(f"the session is lost: {error}") from error
 
     def _foreign(self, answer: Any, info: Mapping[str, Any]) -> Reply:
-        """Return what AgentGym's own server has answered."""
+        """Return the answer of AgentGym's own server."""
         try:
             if isinstance(answer, str):
                 return Reply(answer, info=info)
@@ -222,7 +222,7 @@ class AgentGymSession:
 
 
 def _reply(answer: Mapping[str, Any]) -> Reply:
-    """Return what a server of this package has answered."""
+    """Return the answer of a server of this package."""
     return Reply(
         answer["text"],
         float(answer["reward"] or 0.0),

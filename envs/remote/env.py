@@ -192,7 +192,7 @@ class RemoteEnv(TextEnv):
         return StepResult(reply.text, reply.reward, reply.terminated, reply.is_invalid, reply.truncated)
 
     def expert_action(self) -> str:
-        """Return what the server's expert would write next.
+        """Return the next text of the server's expert.
 
         Raises:
             NotImplementedError: the server has none.
@@ -325,7 +325,7 @@ def now_kept() -> int:
 
 
 def first_answer(who: str, urls: Iterable[str], ask: Any) -> Any:
-    """Return what the first server answers that is there."""
+    """Return the answer of the first server that is there."""
     problems = []
     for url in urls:
         try:

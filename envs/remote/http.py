@@ -40,11 +40,11 @@ class Http:
         self._session.headers.update(headers(token))
 
     def get(self, path: str, **query: Any) -> Any:
-        """Return what a GET answers, as JSON."""
+        """Return the answer to a GET, as JSON."""
         return self._ask("GET", path, params=query)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return what a POST answers, as JSON. It is sent once.
+        """Return the answer to a POST, as JSON. It is sent once.
 
         Raises:
             NotOpenedError: it did not reach the server, or the server is full.
@@ -84,7 +84,7 @@ class Http:
 
 
 def headers(token: str | None) -> dict[str, str]:
-    """Return what every request of ours has."""
+    """Return the headers of every request of ours."""
     version = {VERSION_HEADER: package_version()}
     return version if token is None else {**version, "Authorization": f"Bearer {token}"}
 

@@ -139,7 +139,7 @@ class OpenEnvSession:
             self._client.close()
 
     def _task(self, item_id: str) -> dict[str, Any]:
-        """Return what a reset names a task by: its id here; elsewhere its split and index, as OpenEnv has it."""
+        """Return the keywords by which a reset names a task: its id here; elsewhere OpenEnv's split and index."""
         if self._is_ours:
             return {"item_id": item_id}
         split, _, index = item_id.rpartition("/")

@@ -105,7 +105,7 @@ class Simulation:
             return path
 
     def ask(self, method: str) -> Any:
-        """Return what a method of the simulator's Python interface returns: a text, or a list of texts."""
+        """Call a method of the simulator's Python interface, which returns a text or a list of texts."""
         with _lock:
             answer = self._jvm.call(getattr(self._interface, method))
             if isinstance(answer, str):

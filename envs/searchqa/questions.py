@@ -183,7 +183,7 @@ def _parse(row: Any, path: Path, line: int, counts: dict[tuple[str, str], int]) 
 
 
 def _inside(value: Any, *keys: str) -> Any:
-    """Return what nested objects hold under some keys, or None where one of them is not there."""
+    """Return the value in nested objects under some keys, or None where one of them is not there."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value

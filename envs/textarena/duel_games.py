@@ -51,7 +51,7 @@ def _other(mark: str) -> str:
 
 @functools.cache
 def _value(board: str, to_move: str, last: str) -> int:
-    """Return what a position of Tic Tac Toe is worth to who moves: 1, 0 or -1."""
+    """Return the value of a position of Tic Tac Toe for the player to move: 1, 0 or -1."""
     lines = [board[k : k + 3] for k in (0, 3, 6)] + [board[k::3] for k in range(3)] + [board[::4], board[2:7:2]]
     if last * 3 in lines:
         return -1
@@ -201,7 +201,7 @@ class Match(Instance):
         return int(self.world.state.current_player_id)
 
     def news(self, seat: int) -> str:
-        """Return what a player has not read yet, without what it said itself."""
+        """Return the messages that a player has not read yet, without its own."""
         messages, self.world.state.observations[seat] = self.world.state.observations[seat], []
         told = []
         for sender, text, kind in messages:

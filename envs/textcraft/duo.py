@@ -119,7 +119,7 @@ class TextCraftDuoEnv(SeatedEnv):
         return Move((0.0, 0.0), is_invalid=reply.startswith("Could not"))
 
     def _carry_out(self, seat: int, action: str) -> tuple[str, str]:
-        """Return what the crafter reads of its own action, and what the other one sees of it."""
+        """Return the crafter's reply to its own action, and the other one's view of it."""
         held = self.inventories[seat]
         verb, _, what = action.partition(" ")
         if match := _CRAFT.fullmatch(action):
@@ -160,7 +160,7 @@ class TextCraftDuoEnv(SeatedEnv):
             del held[item]
 
     def _expert(self, seat: int) -> str:
-        """Return what a crafter does who tells the goal, asks for what it lacks, and gives what it is asked for."""
+        """Return the action of a crafter who tells the goal, asks for missing items, and gives those asked for."""
         thought, action = self._plan(seat)
         return f"Thought: {thought}\nAction: {action}"
 

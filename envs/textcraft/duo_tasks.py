@@ -71,7 +71,7 @@ def steps_from(inventory: Inventory, recipes: Collection[Recipe], book: RecipeBo
 
 
 def after(inventory: Inventory, step: Step) -> dict[str, int]:
-    """Return what is held when a step has been taken."""
+    """Return the items that are held after a step."""
     left = Counter(inventory)
     left.subtract(step.needs)
     left[step.recipe.output] += step.recipe.count
@@ -181,7 +181,7 @@ def _dealt(goal: str, items: Inventory, recipes: list[Recipe], book: RecipeBook,
 
 
 def joined(*inventories: Inventory) -> dict[str, int]:
-    """Return what crafters hold together."""
+    """Return the items that crafters hold together."""
     total: Counter[str] = Counter()
     for inventory in inventories:
         total.update(inventory)

@@ -72,7 +72,7 @@ class Game:
 
 
 def as_command(text: str) -> str:
-    """Return what the interpreter is given for a text: one line of printable ASCII, or "" for what is no command.
+    """Return the interpreter's input for a text: one line of printable ASCII, or "" for a text that is no command.
 
     Commands to the program, such as "quit" and "undo", are none.
     """

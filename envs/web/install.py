@@ -16,7 +16,7 @@ DEBIANS = [["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "ch
 
 
 def ways() -> list[list[list[str]]]:
-    """Return what may get a browser here, as commands: Debian's package as root on Debian; Playwright's own build."""
+    """Return the commands that may get a browser here: Debian's package as root on Debian; Playwright's own build."""
     playwrights = [[sys.executable, "-m", "playwright", "install", "chromium"]]
     if os.geteuid() == 0 and shutil.which("apt-get"):
         if _system() == "debian":

@@ -34,7 +34,7 @@ class Layout:
 
 
 def read_layout(snapshot: dict[str, Any], *, with_places: bool = False) -> Layout:
-    """Return what an answer to DOMSnapshot.captureSnapshot says; of frames inside the page, all but what is above."""
+    """Parse an answer to DOMSnapshot.captureSnapshot; of frames inside the page, all but what is above."""
     strings = snapshot["strings"]
     clickable: set[int] = set()
     above: set[int] = set()

@@ -157,7 +157,7 @@ class AgentGymWebArena(AgentGymProtocol, WebArenaEnv):
         return text
 
     def _told(self, action: Action) -> str:
-        """Return what "PREVIOUS ACTION" says of an action, on the page before it."""
+        """Return the words of "PREVIOUS ACTION" for an action, on the page before it."""
         if action.verb in ("click", "hover", "type"):
             node = next((node for node in self._nodes if node.id == action.number), None)
             if node is None:

@@ -182,7 +182,7 @@ def _is_target_met(outcome: Outcome, target: Mapping[str, Any]) -> bool:
 
 
 def _find(outcome: Outcome, target: Mapping[str, Any], page: EvaluatedPage) -> str:
-    """Return what a target's locator finds on a page, or "" where it finds nothing."""
+    """Return the text that a target's locator finds on a page, or "" where it finds nothing."""
     locator = target["locator"]
     if locator.startswith("func:"):
         return _call(outcome, locator, page)

@@ -144,7 +144,7 @@ class Script:
         self._observation = observation
 
     def action(self) -> str:
-        """Return what the expert would write next: always a legal action."""
+        """Return the expert's next text: always a legal action."""
         plan = self._plan()
         return f"Thought: {plan.thought}\nAction: {plan.command}"
 

@@ -70,7 +70,7 @@ class Opponents(RLlibCallback):
 
     @staticmethod
     def _learner_return(specs: Mapping[str, Opponent], sampled: Mapping[str, Any]) -> float | None:
-        """Return what the learner's agents have earned in an episode, on average; None without episodes."""
+        """Return the mean reward of the learner's agents in an episode; None without episodes."""
         returns = sampled.get("agent_episode_returns_mean", {})
         mine = [value for agent_id, value in returns.items() if specs.get(agent_id, Opponent("self")).kind == "self"]
         return float(sum(mine)) if mine and sampled.get("num_episodes") else None

@@ -88,7 +88,7 @@ def best_and_worst(
 
 
 def task_key(record: EpisodeRecord) -> tuple[Any, ...]:
-    """Return what two episodes of the same task share: the environment, the task, and what the agent saw first."""
+    """Return the key that two episodes of one task share: the environment, the task, and the first observation."""
     return record.env_id, record.item_id, record.agent_id, hash(tuple(record.turns[0].observation_ids))
 
 

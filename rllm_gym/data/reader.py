@@ -46,7 +46,7 @@ def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
 
 
 def read_stored(path: str | Path) -> Iterator[tuple[Path, EpisodeRecord]]:
-    """Return what `read_episodes` does, each record with its file."""
+    """Yield the records of `read_episodes`, each with its file."""
     return _read_shards(path, list_shards(path))
 
 

@@ -190,6 +190,6 @@ def read_panel(path: Path, *, is_trusted: bool = False) -> Panel:
 
 
 def hash_of(panels: Sequence[Panel]) -> str:
-    """Return what an evaluation on these panels goes by: the hash of one, or that of the hashes of several."""
+    """Return the hash that names an evaluation on these panels: that of one, or that of the hashes of several."""
     hashes = sorted(panel.hash for panel in panels)
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -33,7 +33,7 @@ class Policy:
 
 
 def find_policy(source: str | Path) -> Policy:
-    """Return what a text means: a checkpoint, the newest of a run or trial, or a Hugging Face model.
+    """Return the policy that a text names: a checkpoint, the newest of a run or trial, or a Hugging Face model.
 
     Raises:
         ConfigError: a folder with neither, or a model that is not found.

@@ -34,7 +34,7 @@ class Outcome:
 
 
 def outcome_of(records: Sequence[EpisodeRecord]) -> Outcome:
-    """Return what came of an episode, of its records, one per agent; it succeeded where all of them say so."""
+    """Return an episode's outcome from its records, one per agent; it succeeded where all of them say so."""
     first = records[0]
     return Outcome(
         tuple(first.group),

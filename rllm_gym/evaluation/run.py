@@ -89,7 +89,7 @@ def plan_evaluation(
     config: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
 ) -> Plan:
-    """Return what an evaluation will play, after checking it.
+    """Check what an evaluation is asked to play, and return the plan.
 
     Args:
         envs: (environment's id, keys of its `env_config`); none means what the policy was trained on.
@@ -268,7 +268,7 @@ def _dropped(request: Sequence[TaskGroup], episodes: Sequence[Episode]) -> list[
 
 
 def _outcomes(records: Sequence[EpisodeRecord]) -> list[Outcome]:
-    """Return what came of stored episodes; of one that was played again, the later."""
+    """Return the outcomes of stored episodes; of one that was played again, the later."""
     by_episode: dict[tuple[Any, ...], dict[str, EpisodeRecord]] = {}
     for record in records:
         episode = by_episode.setdefault((*record.group, record.member), {})
@@ -279,7 +279,7 @@ def _outcomes(records: Sequence[EpisodeRecord]) -> list[Outcome]:
 
 
 def _open_folder(plan: Plan, *, resume: bool) -> dict[Any, Outcome]:
-    """Return what the folder holds of this evaluation; of a fresh one, note what it is of."""
+    """Return the outcomes that the folder holds of this evaluation; note in a fresh one which evaluation it is of."""
     mine = {
         "model": plan.policy.name,
         "identity": plan.policy.identity,
@@ -312,7 +312,7 @@ def _open_folder(plan: Plan, *, resume: bool) -> dict[Any, Outcome]:
 
 
 def _missing(group: TaskGroup, found: Mapping[Any, Outcome]) -> TaskGroup:
-    """Return what is left of a group to play: what was not played, and what ended in an error."""
+    """Return the rest of a group: the episodes that were not played, or ended in an error."""
     members = []
     for member in range(group.size):
         outcome = found.get((group.key, member))

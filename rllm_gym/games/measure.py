@@ -102,7 +102,7 @@ def _counted(texts: Sequence[Sequence[str]], said: Callable[[str], int | None], 
 
 
 def completed_by(algorithm: Any, module_id: str, params: SamplingParams) -> Complete:
-    """Return what samples an algorithm's policy on one of its EnvRunners."""
+    """Return the engine that samples an algorithm's policy on one of its EnvRunners."""
 
     def complete(questions: Sequence[Question], num_samples: int) -> list[list[str]]:
         found = algorithm.env_runner_group.foreach_env_runner(
@@ -126,7 +126,7 @@ def completed_by(algorithm: Any, module_id: str, params: SamplingParams) -> Comp
 def complete_on_runner(
     runner: Any, module_id: str, questions: Sequence[Question], num_samples: int, params: SamplingParams
 ) -> tuple[list[list[str]], str | None]:
-    """Return what a policy's engine on an idle EnvRunner says to each question, and what went wrong.
+    """Return the answers of a policy's engine on an idle EnvRunner, one a question, and the errors.
 
     An exception would end the runner, and its text would be lost.
     """

@@ -52,7 +52,7 @@ def game_of(env: Any) -> str | None:
 
 
 def questions_of(game: str, env_config: Mapping[str, Any], chat: ChatTokenizer) -> list[Question]:
-    """Return what a policy is asked at every information set, in the order of `information_states`.
+    """Return the question to a policy at every information set, in the order of `information_states`.
 
     What it has written before is the move alone, or with `thoughts` the expert's words for it.
     """

@@ -158,7 +158,7 @@ class LanguageModelTokens:
         return self._sampled(torch.cat(parts))
 
     def _logits(self, sequences: Sequence[Sequence[int]], cache: DynamicCache) -> torch.Tensor:
-        """Return what the model says behind the last token of each sequence; the cache grows by them."""
+        """Return the model's logits behind the last token of each sequence; the cache grows by them."""
         ids = torch.tensor([list(ids) for ids in sequences], device=self._device)
         with torch.inference_mode():
             return self._lm(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]

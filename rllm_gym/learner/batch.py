@@ -50,7 +50,7 @@ class Batch:
 
     @classmethod
     def from_mapping(cls, tensors: Mapping[str, torch.Tensor], device: Any = None) -> Batch:
-        """Read what `collate` made, and RLlib has carried."""
+        """Read a batch that `collate` made and RLlib has carried."""
         moved = {name: value.to(device) for name, value in tensors.items()}
         tokens, mask, lengths, episode = (moved.pop(name) for name in ("tokens", "mask", "lengths", "episode"))
         return cls(
@@ -117,7 +117,7 @@ class Batch:
 
 
 def unit_of(sample: Sample, number: int) -> Any:
-    """Return what samples share that must stay together: an episode's contexts and agents, the two of a pair."""
+    """Return the key of samples that must stay together: an episode's contexts and agents, the two of a pair."""
     return sample.episode or (sample.pair if sample.pair >= 0 else (number,))
 
 

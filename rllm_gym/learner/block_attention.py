@@ -59,7 +59,7 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return what each query [R, H, W, D] gets, [R, W, H, D], as transformers wants it."""
+    """Return the output for each query [R, H, W, D], as [R, W, H, D], the order that transformers wants."""
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
     if attention_mask is None or attention_mask.dtype != torch.long:

@@ -109,7 +109,7 @@ class DeepSpeedLearner(WeightSender):
         return self.config.option_of(module_id, "lr")
 
     def deepspeed_options(self, module_id: str) -> Mapping[str, Any]:
-        """Return what is merged over the generated DeepSpeed configuration of the module's engine."""
+        """Return the options to merge over the generated DeepSpeed configuration of the module's engine."""
         return self.config.deepspeed
 
     @override(TorchLearner)
@@ -219,7 +219,7 @@ class DeepSpeedLearner(WeightSender):
         self.gradient_norms[module_id].append(0.0 if norm is None else float(norm))
 
     def model_inputs(self, part: MicroBatch) -> dict[str, Any]:
-        """Return what a module reads of a micro-batch to compute the loss; a method may add to it."""
+        """Return the fields of a micro-batch from which a module computes the loss; a method may add some."""
         return part.model_inputs
 
     def _loss(self, module_id: str, part: MicroBatch, counts: torch.Tensor, out: Any) -> torch.Tensor:
@@ -282,7 +282,7 @@ class DeepSpeedLearner(WeightSender):
         return list(found.items())
 
     def score_forward(self, name: str, module_id: str) -> Forward:
-        """Return what computes a field of samples: model inputs -> {field: [b, t] or [b]}."""
+        """Return the function that computes a field of samples: model inputs -> {field: [b, t] or [b]}."""
         if name != "trainer_logp":
             raise ValueError(f"score: {type(self).__name__} cannot compute {name!r}.")
         return lambda inputs: {name: self.engines[module_id](inputs)["logp"]}
@@ -410,7 +410,7 @@ def world_size() -> int:
 
 
 def deepspeed_config(config: Any, num_parameters: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `deepspeed.initialize` takes.
+    """Return the arguments of `deepspeed.initialize`.
 
     Args:
         config: the algorithm's configuration.
@@ -471,7 +471,7 @@ def save_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: Map
 
 
 def load_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: MutableMapping[str, int]) -> None:
-    """Read what `save_engines` wrote (collective), the counts of skipped steps into `num_skipped_steps`.
+    """Load the engines that `save_engines` wrote (collective), and `num_skipped_steps`.
 
     Raises:
         RllmGymError: the checkpoint lacks a module, or was written by another number of learners or ZeRO stage.

@@ -51,7 +51,7 @@ class Packing:
         return mask_RWW.to(self.places.device)
 
     def attention_mask(self, *, by_blocks: bool) -> torch.Tensor | None:
-        """Return what a model takes for an attention mask, which may be blocks."""
+        """Return a model's attention mask, which may be blocks."""
         if by_blocks:
             return torch.tensor(self.blocks, dtype=torch.long).view(1, 1, -1, 6)
         return None if self.mask is None else self.mask[:, None]
@@ -196,7 +196,7 @@ def _paths(tree: Tree, start: int) -> Iterator[torch.Tensor]:
 
 
 def _blocks(tree: Tree, row: int, start: int) -> list[Block]:
-    """Return what attends to what in a tree that begins at a column: first each token's own block, then what is before.
+    """Return the pairs of blocks that attend in a tree from a column on: first each token's own, then those before.
 
     Branches side by side that go on from the same tokens attend to these in one block.
     """

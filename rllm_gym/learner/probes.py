@@ -41,7 +41,7 @@ def row_faults(engines: Sequence[Any], config: Any, device: Any = None) -> tuple
 
 
 def notices_of(learner: Any) -> list[str]:
-    """Return what a learner cannot do as its options say, or only slowly, a line each."""
+    """Return a line for each option that a learner cannot carry out as it says, or only slowly."""
     config, device = learner.config, learner._device
     notices = []
     if learner.packing_fault and config.packing == "auto":

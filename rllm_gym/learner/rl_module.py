@@ -161,7 +161,7 @@ class LanguageModule(TorchRLModule):
         return all(bool(torch.isfinite(getattr(p, "ds_tensor", p)).all()) for p in self.parameters())
 
     def inference_state(self) -> dict[str, torch.Tensor]:
-        """Return what the samplers get."""
+        """Return the weights that the samplers get."""
         raise NotImplementedError
 
 

@@ -53,7 +53,7 @@ class EnvAdapter(Protocol):
         """Tell an environment that `wants_end` that nobody acts any more; return what it says to that."""
 
     def call(self, function: Callable[[Any], Any]) -> Any:
-        """Return what a function of the environment itself returns."""
+        """Call a function of the environment itself."""
 
     def close(self) -> None: ...
 
@@ -194,7 +194,7 @@ class WithExperts:
         return replace(step, infos={**step.infos, **infos})
 
     def expert_action(self, agent_id: str) -> str:
-        """Return what the expert says for an agent."""
+        """Return the expert's action for an agent."""
         if self.is_multi_agent:
             return self.call(lambda env: env.unwrapped.expert_action(agent_id))
         return self.call(lambda env: env.get_wrapper_attr("expert_action")())

@@ -386,7 +386,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return probes
 
     def take_usage(self) -> dict[str, float]:
-        """Return what engines that are paid for have counted since the last call; see their `usage`."""
+        """Return the usage of engines that are paid for since the last call; see their `usage`."""
         taken: dict[str, float] = {}
         for engine in self.engines.values():
             usage: dict[str, float] = getattr(engine, "usage", {})
@@ -396,7 +396,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     @override(EnvRunner)
     def get_metrics(self) -> Any:
-        """Return what callbacks logged; the driver computes the episodes' statistics, for it sees all of them."""
+        """Return the metrics that callbacks logged; the driver, which sees all episodes, computes theirs."""
         return self.metrics.reduce()
 
     # --- weights and checkpoints ---

@@ -110,7 +110,7 @@ def _known_id(env: str) -> str:
 
 
 def _registered_creator(env: str) -> Any:
-    """Return what a name was given to by `ray.tune.register_env`, if it was; without loading Ray."""
+    """Return the creator that `ray.tune.register_env` was given under a name, if any; without loading Ray."""
     if "ray" not in sys.modules:  # then nobody has registered anything
         return None
     from ray.tune.registry import ENV_CREATOR, _global_registry

@@ -229,13 +229,13 @@ class RolloutLoop:
         self._reports = WaitingReports(lambda: None if (loop := itself()) is None else loop.waiting())
 
     def in_flight(self) -> list[tuple[EpisodeInFlight, bool, float]]:
-        """Return what is played, whether it waits for an engine (else for its environment), and how many seconds."""
+        """Return the agents in play, whether each waits for an engine (else its environment), and the seconds."""
         asking = {id(request.flight) for request in list(self._requests.values())}  # copies: any thread may ask
         now_s = self._now()
         return [(flight, id(flight) in asking, now_s - flight.asked_s) for flight in list(self._flights)]
 
     def waiting(self) -> Waiting:
-        """Return what the loop waits for, from any thread."""
+        """Return the waits of the loop, from any thread."""
         in_flight = self.in_flight()
         longest = ""
         if in_flight:

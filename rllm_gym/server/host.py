@@ -52,7 +52,7 @@ class EnvHost:
             return [FAILED, type(error).__name__]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return what clients learn of an environment before they play it; it is made, and never reset."""
+        """Return the description of an environment that clients read before they play; it is made, and never reset."""
         spec = self._specs[name]
         env = make_text_env(spec)
         try:
@@ -94,7 +94,7 @@ class EnvHost:
         return {**reply, "reward": float(reward), "terminated": bool(terminated), "truncated": bool(truncated)}
 
     def ask(self, session: int, what: str) -> Any:
-        """Return what a method without arguments of the text environment returns; `what` is never a client's word."""
+        """Call a method without arguments of the text environment; `what` is never a client's word."""
         return getattr(self._env(session).unwrapped, what)()
 
     def close(self, session: int) -> None:

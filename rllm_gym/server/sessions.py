@@ -257,13 +257,13 @@ class SessionTable:
             return session.reply
 
     async def expert_action(self, session: Session) -> str:
-        """Return what the environment's expert would write next."""
+        """Return the next action of the environment's expert."""
         if not self.catalogs[session.environment].has_expert:
             raise UnknownError(f"{session.environment} has no expert.")
         return await self.ask(session, "expert_action")
 
     async def ask(self, session: Session, method: str) -> Any:
-        """Return what a method of the text environment returns, which changes nothing."""
+        """Call a method of the text environment that changes nothing."""
         async with session.lock:
             self._need_episode(session)
             return await self._call(session, "ask", method)

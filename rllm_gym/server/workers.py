@@ -40,7 +40,7 @@ class Worker(Protocol):
     num_sessions: int
 
     async def call(self, method: str, *args: Any) -> list[Any]:
-        """Return what `EnvHost.answer` does.
+        """Let the worker's `EnvHost` answer a call.
 
         Raises:
             WorkerDiedError: there is no answer.

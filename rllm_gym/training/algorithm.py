@@ -328,7 +328,7 @@ class LLMAlgorithm(Algorithm):
         return state.get(WEIGHTS_SEQ_NO, 0), {n: w.copy() for n, w in state[COMPONENT_RL_MODULE][policy_id].items()}
 
     def _sampler_state(self) -> dict[str, Any]:
-        """Return what samplers load: the policies' weights, not copied, and their version."""
+        """Return the weights for the samplers: the policies', not copied, and their version."""
         components = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
         return self.learner_group.get_state(components=components, inference_only=True)[COMPONENT_LEARNER]
 

@@ -70,7 +70,7 @@ def episode_metrics(
 
 
 def _returns_by(what: str, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return what each agent, or each policy's agents, earned in an episode, on average, under RLlib's name."""
+    """Return the mean episode reward of each agent, or of each policy's agents, under RLlib's name."""
     streams = [stream for episode in episodes for stream in episode.streams.values()]
     names = [getattr(stream, f"{what}_id") for stream in streams]
     if set(names) <= {AGENT, DEFAULT_MODULE} and {stream.agent_id for stream in streams} <= {AGENT}:

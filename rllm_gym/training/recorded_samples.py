@@ -150,7 +150,7 @@ class SampleMaker:
 
 
 def kind_of(path: Path) -> str:
-    """Return what a path holds: `store`, `dialogues` or `pairs`.
+    """Return the kind of data that a path holds: `store`, `dialogues` or `pairs`.
 
     Raises:
         ConfigError: the path does not exist.

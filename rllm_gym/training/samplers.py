@@ -249,7 +249,7 @@ class Samplers:
                 raise RllmGymError(f"an EnvRunner {what}: {error}")
 
     def probes(self) -> list[dict[str, Probe]]:
-        """Return what each runner's engines sample after a fixed prompt, by policy."""
+        """Return the tokens that each runner's engines sample after a fixed prompt, by policy."""
         return list(self.group.foreach_env_runner(lambda runner: runner.probe(), local_env_runner=False))
 
     def restore(self) -> list[int]:

@@ -60,7 +60,7 @@ def samples_from_episode(
 
 
 def _states(stream: Stream) -> tuple[str, ...]:
-    """Return what an agent was told before each of its turns; nothing where its messages are not those of its turns."""
+    """Return the messages before each of an agent's turns; none where its messages are not those of its turns."""
     told = [b["content"] for b, a in itertools.pairwise(stream.messages) if a["role"] == "assistant"]
     return tuple(told) if len(told) == len(stream.turns) else ()
 
@@ -71,7 +71,7 @@ def reward_of(turn: Turn, invalid_action_penalty: float) -> float:
 
 
 def earnings(stream: Stream, *, invalid_action_penalty: float) -> tuple[float, float]:
-    """Return what an agent has earned in an episode, and the size of its rewards (see `rllm_gym.ties`)."""
+    """Return an agent's return in an episode, and the size of its rewards (see `rllm_gym.ties`)."""
     rewards = [reward_of(turn, invalid_action_penalty) for turn in stream.turns]
     return float(sum(rewards)), float(sum(map(abs, rewards)))
 

@@ -88,7 +88,7 @@ class SamplesAhead:
         return taken
 
     def get_state(self) -> list[tuple[TaskGroup, int]]:
-        """Return what has been submitted and not been taken, and when."""
+        """Return the requests that were submitted and not taken, and when."""
         return list(self._submitted.values())
 
     def set_state(self, state: Sequence[tuple[TaskGroup, int]]) -> None:

@@ -68,7 +68,7 @@ class Index:
         self._latest: dict[tuple[Any, ...], int] = {}
 
     def refresh(self) -> None:
-        """Read what has come since the last call."""
+        """Read the lines that have come since the last call."""
         with self._lock:
             try:
                 for path in self.paths:

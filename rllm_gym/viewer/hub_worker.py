@@ -216,7 +216,7 @@ class _Session:
 
 
 def _expert_action(env: Any) -> str | None:
-    """Return what the expert says; None where the environment has none."""
+    """Return the expert's action; None where the environment has none."""
     try:
         return env.get_wrapper_attr("expert_action")()
     except (AttributeError, NotImplementedError):

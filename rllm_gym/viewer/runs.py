@@ -61,7 +61,7 @@ def find_results(path: Path) -> list[Path]:
 
 
 def read_trial(folder: Path) -> Trial:
-    """Return what the files of a folder say that it is."""
+    """Return the kind of a folder by its files."""
     if (folder / EVALUATION).is_file():
         return Trial(folder, "evaluation", read_object_or_nothing(folder / EVALUATION))
     if (folder / PARAMS).is_file() or (folder / RESULTS).is_file():
@@ -80,7 +80,7 @@ def label_of(folder: Path, taken: Mapping[str, Path]) -> str:
 
 
 def curves_of(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return what a run's trials have measured, each with what it was resumed from; those gone on with are left out.
+    """Return the curves of a run's trials, each with its origins; trials that others resumed are left out.
 
     Keys: `trial` (its folder's name), `steps`, `metrics` ({name: a value or None for each step}, those of
     `docs/metrics.md`), `evaluations` ({split: [[step, success rate], ...]}).

@@ -158,7 +158,7 @@ class _OfModule(Mapping[str, torch.Tensor]):
 
 
 def _typed(description: Sequence[Any]) -> list[tuple[list[Key], torch.Size, torch.dtype]]:
-    """Return what was described as JSON: by tensor all its keys, its shape and dtype."""
+    """Parse the JSON description of tensors: by tensor all its keys, its shape and dtype."""
     return [
         ([(module_id, name) for module_id, name in keys], torch.Size(shape), getattr(torch, dtype))
         for keys, shape, dtype in description

@@ -77,7 +77,7 @@ class WeightSync:
             self._samplers.load_from(self._learner_group)
 
     def get_state(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return what RLlib's sync puts into the object store: where weights come from, in place of them."""
+        """Return the object of RLlib's sync: the address of the weights, in place of them."""
         version = self._on_all_learners(lambda learner: learner.policy_version)[0]
         return {COMPONENT_RL_MODULE: self._transfer, WEIGHTS_SEQ_NO: version}
 

@@ -184,7 +184,7 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
 
 
 def _look_at_model(config: Any, faults: Faults) -> list[str]:
-    """Return what `rllm-gym doctor` notes of a model without loading it."""
+    """Return the notes of `rllm-gym doctor` on a model, which is not loaded."""
     folder = Path(resolve_base_model(config.base_model, allow_lookup=False))
     if not folder.is_dir() or "base_model" in faults.suspects:
         return []

@@ -40,7 +40,7 @@ _DEEPSPEED_LEAST: dict[Any, Any] = {"train_micro_batch_size_per_gpu": 1}
 
 
 def library_faults(option: str, value: Any) -> Iterator[Fault]:
-    """Yield what is wrong inside an option's mapping; every candidate of a sweep is looked at."""
+    """Yield the faults inside an option's mapping; every candidate of a sweep is looked at."""
     if option in _CHECKS and isinstance(value, dict):
         for options in combinations(value):
             yield from _CHECKS[option](option, options)
@@ -151,7 +151,7 @@ def _faults_by_hints(
 
 
 def _section_faults(path: KeyPath, value: Any) -> Iterator[Fault]:
-    """Yield what DeepSpeed has against one of its keys."""
+    """Yield DeepSpeed's objections to one of its keys."""
     where = ".".join(map(str, path))
     for key in value if isinstance(value, dict) else ():
         if hint := _DEEPSPEED_ELSEWHERE.get((*path[1:], key)):

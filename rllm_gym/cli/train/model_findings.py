@@ -42,7 +42,7 @@ class Finding:
 
 
 def look_at_folder(folder: Path, config: Any) -> Iterator[Finding]:
-    """Yield what a model's folder says of itself; neither weights nor an engine are loaded.
+    """Yield the findings in a model's folder; neither weights nor an engine are loaded.
 
     Args:
         config: the algorithm's configuration, with `base_model`.

@@ -79,7 +79,7 @@ class EngineMaker(Protocol):
 
 
 def engine_maker(engine: str | EngineMaker) -> EngineMaker:
-    """Return what makes an engine, importing it.
+    """Import an engine and return its factory.
 
     Args:
         engine: a name in `ENGINES`, "module:name", or the class or function itself.

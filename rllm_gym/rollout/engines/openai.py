@@ -70,7 +70,7 @@ class OpenAIEngine:
         self._running[request.request_id] = (request, self._pool.submit(self._ask, request))
 
     def step(self) -> list[Completion]:
-        """Return what has been answered, in the order of submission.
+        """Return the completions that have come, in the order of submission.
 
         Raises:
             ConfigError: the endpoint refuses the key, or knows no such model or url.

@@ -89,7 +89,7 @@ class ScriptedEngine:
 def make_scripted_engine(
     model: str, *, dtype: str, max_model_len: int, max_num_seqs: int, options: Mapping[str, Any]
 ) -> ScriptedEngine:
-    """Return what `engine: scripted` means; it takes weights, but no reply depends on them.
+    """Return the engine of `engine: scripted`; it takes weights, but no reply depends on them.
 
     Args:
         options: `replies`: lists of token ids, given one after the other and again from the first; or a function of the

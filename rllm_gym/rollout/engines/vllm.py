@@ -257,7 +257,7 @@ class VLLMEngine:
         return frozenset(name for name in tied[1:] if not has_head)
 
     def _look(self) -> list[float]:
-        """Return what is sampled, and its log-probabilities: so hot that these are not near 0."""
+        """Return sampled tokens and their log-probabilities: so hot that these are not near 0."""
         self.reset_prefix_cache()
         config = self._live.vllm_config.model_config
         prompt = [k * config.get_vocab_size() // 16 for k in range(min(16, self.max_context_tokens - 4))]
