@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+import psutil
+
 from rllm_gym import ray_token
 from rllm_gym.cli.common import FAILED
 from rllm_gym.errors import ConfigError, RllmGymError
@@ -26,6 +28,7 @@ OBJECT_STORE_BYTES = 500 * 2**20  # weights and episodes of small models; RAY_OB
 DRIVER_ENV = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides the devices from actors that ask for 0 GPUs
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_COLOR_PREFIX": "0",  # else escapes reach files, too
     "OMP_WAIT_POLICY": "passive",  # sampler and trainer share the cores; spinning threads of one starve the other
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # else relative paths in a configuration mean other files in a trial
     "RAY_AIR_NEW_OUTPUT": "0",  # our own reporter speaks
@@ -144,7 +147,14 @@ def shielded_from_sigterm() -> Iterator[None]:
 
     class Process(services.ConsolePopen):
         def terminate(self) -> None:
+            # A raylet's agents would look for it for a minute.
+            agents = []
+            with contextlib.suppress(psutil.Error):
+                agents = [child for child in psutil.Process(self.pid).children() if child.name().endswith("Agent")]
             self.kill()
+            for agent in agents:
+                with contextlib.suppress(psutil.Error):
+                    agent.kill()
 
     started = services.ConsolePopen
     services.ConsolePopen = Process

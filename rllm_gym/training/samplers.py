@@ -213,8 +213,8 @@ class Samplers:
         num_episodes = len(played) + len(failed)
         if failed and len(failed) > self._max_failed_fraction * num_episodes:
             raise TooManyFailedEpisodesError(
-                f"{self._who}: {len(failed)} of {num_episodes} episodes failed, more than max_failed_fraction "
-                f"{self._max_failed_fraction}. The first error: {failed[0].error}"
+                f"{self._who}: {len(failed)} of the {num_episodes} episodes that had ended failed, more than "
+                f"max_failed_fraction {self._max_failed_fraction} of all. The first error: {failed[0].error}"
             )
 
     def item_ids(self, env_index: int = 0, split: str | None = None) -> Sequence[str] | None:

@@ -177,10 +177,11 @@ def test_failed_episodes_are_dropped_and_counted_and_too_many_stop_the_run(tiny_
     assert not [turn for record in records if record.error for turn in record.turns if turn.advantage is not None]
 
     strict = build_on_ray(config.copy(copy_frozen=False).env_runners(max_failed_fraction=0.0))
-    with pytest.raises(TooManyFailedEpisodesError, match=r"3 of 32 episodes failed.*EnvError"):
+    with pytest.raises(TooManyFailedEpisodesError, match=r"3 of the \d+ episodes that had ended failed.*EnvError"):
         strict.train()
     # What a failed train step has sampled is stored: where too many episodes failed, and where the update fails.
-    assert [record.error is None for record in read_episodes(strict.trajectories_path)].count(True) == 32 - 3
+    stored = [record.error for record in read_episodes(strict.trajectories_path)]
+    assert len([error for error in stored if error]) == 3 and len(stored) < 32  # nothing was begun after the third
     algo.update = lambda *args, **settings: 1 / 0
     with pytest.raises(ZeroDivisionError):
         algo.train()

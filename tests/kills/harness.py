@@ -214,7 +214,7 @@ class Run:
 
     def assert_nothing_is_left(self) -> None:
         """No process, and after an end in order no temporary folder."""
-        await_end(self.mark)
+        await_end(self.mark, within_s=15.0)
         assert not list(self.temp.glob("rllm_gym_*"))
 
     def age_temporary_folders(self) -> None:
@@ -238,9 +238,9 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def await_end(mark: str) -> None:
-    """Make sure that all that carries a mark ends by itself; Ray's agents look for a dead head for a minute."""
-    end_s = time.monotonic() + 90.0
+def await_end(mark: str, *, within_s: float = 90.0) -> None:
+    """Make sure that all that carries a mark ends by itself; Ray's agents look for a killed raylet for a minute."""
+    end_s = time.monotonic() + within_s
     while (left := marked(mark)) and time.monotonic() < end_s:
         time.sleep(0.2)
     assert not [_told(process) for process in left]

@@ -201,6 +201,7 @@ def test_a_killed_env_runner_with_its_engine_is_replaced(tmp_path: Path) -> None
         pid = killed.kill("runner", moment)
         killed.await_(lambda: [p for p in killed.victims("runner") if p.pid != pid], "another runner")
         killed.assert_goes_on()
+        assert "\x1b" not in killed.output  # Ray says that a worker has died
         assert killed.rows()[-1]["fault_tolerance"]["num_groups_killed_runners"] == 0
         assert not any(episode.end_reason == "error" for episode in killed.episodes())
 
