@@ -111,7 +111,6 @@ def test_failed_episodes_end_the_run_only_beyond_the_allowed_share():
     played = [Episode("", group, 0, 0) for group in groups(9)]
     failed = [Episode("", group, 0, 0, error="no server") for group in groups(2)]
     samplers(Group()).check_failures(played, failed[:1])
-    with pytest.raises(
-        TooManyFailedEpisodesError, match=r"GRPO: 2 of the 11 episodes that had ended failed.*no server"
-    ):
+    said = r"GRPO: 2 of the 11 episodes that had ended failed.*no server"
+    with pytest.raises(TooManyFailedEpisodesError, match=said):
         samplers(Group()).check_failures(played, failed)
