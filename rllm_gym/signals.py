@@ -1,9 +1,12 @@
-"""Lets the processes of a run finish a train step when a scheduler signals all of them; the driver ends them."""
+"""Signals: those of schedulers, which let a train step end, and the one that ends a call which does not return."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
 
 
 def outlive_sigterm() -> None:
@@ -15,3 +18,26 @@ def outlive_sigterm() -> None:
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Raise where the body, foreign code, takes longer; in another thread than the main one there is no limit.
+
+    Raises:
+        TimeoutError: says what must return within how many seconds.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise TimeoutError(f"{what} must return within {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -130,7 +130,7 @@ def with_environment(
         ConfigError: the environment cannot be made, or the split holds what is trained on.
     """
     from rllm_gym.registration import normalize_env_id
-    from rllm_gym.rollout.environments import check_evaluation, make_text_env
+    from rllm_gym.rollout.environments import ask_text_env, check_evaluation
 
     env_id = normalize_env_id(env) if env else config.env
     kept = config.env_config if env_id == config.env else {}
@@ -141,7 +141,7 @@ def with_environment(
     config.evaluation_splits = (split,)
     try:
         for spec in config.environments:
-            make_text_env(spec).close()
+            ask_text_env(spec, lambda env: None)
         check_evaluation(config)
     except (ConfigError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.environments import EnvironmentSpec, make_text_env
+from rllm_gym.rollout.environments import EnvironmentSpec, ask_text_env
 from rllm_gym.strangers_files import read_text
 
 # Environments whose items have AgentGym's numbers, and how many of them AgentGym has; the docstring of each says so.
@@ -63,13 +63,9 @@ def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
     Raises:
         ConfigError: the file is no such list, or an item of it is not this environment's, or a number of TextCraft's.
     """
-    env = make_text_env(spec.with_split("all"))
-    try:
-        text_env = env.unwrapped
-        name, known = getattr(text_env, "name", ""), set(getattr(text_env, "item_ids", None) or ())
-        named_item = getattr(text_env, "named_item", lambda row: None)
-    finally:
-        env.close()
+    text_env = ask_text_env(spec.with_split("all"), lambda env: env.unwrapped)
+    name, known = getattr(text_env, "name", ""), set(getattr(text_env, "item_ids", None) or ())
+    named_item = getattr(text_env, "named_item", lambda row: None)
     names = (*BY_NAME, *NUM_ITEMS)
     if name not in names:
         raise ConfigError(

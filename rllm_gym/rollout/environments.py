@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import gymnasium
 
 from rllm_gym.envs.agents import AgentEnv
 from rllm_gym.envs.tokens import to_tokens
-from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.errors import ConfigError, EnvError, nearest
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, env_class, normalize_env_id, with_roles
 from rllm_gym.rollout.opponents import SCRIPTED, WithMoves, check_agents
+from rllm_gym.signals import time_limit
 from rllm_gym.tokens import ChatTokenizer
 
+logger = logging.getLogger(__name__)
+
+MAKE_TIMEOUT_S, CLOSE_TIMEOUT_S = 120.0, 10.0  # of an environment that is made to be asked something
 KEYS = ("id", "weight", "env_config", "name")
 TRAIN = "train"  # the split that training draws from
 
+T = TypeVar("T")
 # In turns: one for all environments, or by the environment's name. None is no limit.
 Horizon: TypeAlias = int | Mapping[str, int | None] | None
 
@@ -188,6 +194,27 @@ def make_token_env(
     return to_tokens(env, tokenizer=chat, stop=stop)
 
 
+def ask_text_env(spec: EnvironmentSpec, ask: Callable[[Any], T]) -> T:
+    """Make an environment at the text level, ask it something, and close it; its constructor may raise anything.
+
+    Raises:
+        EnvError: it ended the process, or did not return within `MAKE_TIMEOUT_S`.
+    """
+    try:
+        with time_limit(MAKE_TIMEOUT_S, f"making {spec.name}"):
+            env = make_text_env(spec)
+    except (SystemExit, GeneratorExit, TimeoutError) as error:
+        raise EnvError(f"{spec.name}: {error or type(error).__name__}") from error
+    try:
+        return ask(env)
+    finally:
+        try:
+            with time_limit(CLOSE_TIMEOUT_S, f"closing {spec.name}"):
+                env.close()
+        except Exception as error:
+            logger.warning("closing %s failed: %s: %s", spec.name, type(error).__name__, error)
+
+
 def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:
     """Return the ids of the tasks of `split` (default: the configured one); None where the environment numbers none."""
     return _tasks_of(spec.with_split(split)).item_ids
@@ -251,13 +278,12 @@ class _Tasks(NamedTuple):
 
 
 def _tasks_of(spec: EnvironmentSpec) -> _Tasks:
-    env = make_text_env(spec)
-    try:
+    def ask(env: Any) -> _Tasks:
         text_env = env.unwrapped
         ids = getattr(text_env, "item_ids", None)
         return _Tasks(None if ids is None else list(ids), (type(text_env), getattr(text_env, "num_items", None)))
-    finally:
-        env.close()
+
+    return ask_text_env(spec, ask)
 
 
 def _check_held_out(spec: EnvironmentSpec, split: str, trained: Mapping[str, _Tasks]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import gymnasium
 import pytest
 from ray.tune.registry import _unregister_all, register_env
@@ -9,9 +12,11 @@ from ray.tune.registry import _unregister_all, register_env
 from rllm_gym import register_text_env
 from rllm_gym.algorithms import GRPOConfig, SFTConfig
 from rllm_gym.envs import UnicodeText
-from rllm_gym.errors import ConfigError
+from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.rollout import environments
 from rllm_gym.rollout.environments import (
     EnvironmentSpec,
+    ask_text_env,
     check_evaluation,
     environments_of,
     item_ids_of,
@@ -204,3 +209,40 @@ def test_an_agent_is_for_environments_of_one():
 
     with pytest.raises(ConfigError, match="agent is for an environment of one agent; got one of several"):
         make_text_env(EnvironmentSpec("pass", lambda config: PassTheWord(**config), {"agent": {"plan": True}}))
+
+
+class Stubborn(SayTheWord):
+    """One whose making or closing fails in a way of `how`."""
+
+    def __init__(self, env_config):
+        super().__init__()
+        self._how = env_config["how"]
+        if self._how == "sleeps when made":
+            time.sleep(1e9)
+        if self._how == "exits when made":
+            sys.exit(3)
+
+    def close(self) -> None:
+        if self._how == "sleeps when closed":
+            time.sleep(1e9)
+        if self._how == "raises when closed":
+            raise RuntimeError("no")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("sleeps when made", "making stubborn must return within 0.2 s"), ("exits when made", "stubborn: 3")],
+)
+def test_an_environment_that_cannot_be_made_is_an_error_soon(how, said, monkeypatch):
+    monkeypatch.setattr(environments, "MAKE_TIMEOUT_S", 0.2)
+    with pytest.raises(EnvError, match=said):
+        ask_text_env(EnvironmentSpec("stubborn", Stubborn, {"how": how}), lambda env: None)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["sleeps when closed", "raises when closed"])
+def test_an_environment_that_cannot_be_closed_has_answered_all_the_same(how, monkeypatch, caplog):
+    monkeypatch.setattr(environments, "CLOSE_TIMEOUT_S", 0.2)
+    assert ask_text_env(EnvironmentSpec("stubborn", Stubborn, {"how": how}), lambda env: 5) == 5
+    assert "closing stubborn failed" in caplog.text

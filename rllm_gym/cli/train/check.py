@@ -34,7 +34,7 @@ from rllm_gym.options.table import fill_table, options_of
 from rllm_gym.options.types import Count, CountOrZero
 from rllm_gym.options.values import takes_object, type_fault
 from rllm_gym.registration import normalize_env_id
-from rllm_gym.rollout.environments import check_evaluation, environments_of, evaluated_splits, make_text_env
+from rllm_gym.rollout.environments import ask_text_env, check_evaluation, environments_of, evaluated_splits
 from rllm_gym.training.metrics import episode_metrics
 
 # The top-level keys of every result, for `stop`; the names below `env_runners/` and `evaluation/` are known as well.
@@ -322,7 +322,7 @@ def _check_environments(experiment: Experiment, configs: Sequence[Any], faults: 
 
 def _can_be_made(experiment: Experiment, k: int, spec: Any, faults: Faults) -> bool:
     try:
-        env = make_text_env(spec)
+        acts_on = ask_text_env(spec, lambda env: None if _speaks_text(env) else env.action_space)
     except MachineError as error:
         faults.add_machine(("env",), error)
         faults.lacks_environment = True
@@ -330,13 +330,9 @@ def _can_be_made(experiment: Experiment, k: int, spec: Any, faults: Faults) -> b
     except Exception as error:  # an environment's constructor may raise anything
         faults.add(_env_path(experiment, k, error), _env_text(error))
         return False
-    try:
-        if not _speaks_text(env):
-            faults.add(("env",), f"env: must be a text environment; {spec.env} acts on {env.action_space}.")
-            return False
-        return True
-    finally:
-        env.close()
+    if acts_on is not None:
+        faults.add(("env",), f"env: must be a text environment; {spec.env} acts on {acts_on}.")
+    return acts_on is None
 
 
 def _env_text(error: Exception) -> str:
