@@ -148,12 +148,13 @@ def load_teacher(teacher: str, dtype: str, trust_remote_code: bool = False) -> A
             f"Distill: a teacher must be one policy; got {teacher!r} with {', '.join(policies) or 'none'}. "
             "Give one of them as a model: rllm-gym export CHECKPOINT FOLDER --module NAME."
         )
-    lm = LLMModule.from_checkpoint(str(module_folder(checkpoint, policies[0]))).merge_adapter()
+    policy = LLMModule.from_checkpoint(str(module_folder(checkpoint, policies[0])))
+    lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
     return lm.to(getattr(torch, dtype))
 
 
 def is_of_a_run(teacher: str) -> bool:
-    """Return whether a teacher is a run's (a checkpoint, or a folder that holds some) rather than a model."""
+    """Return whether a teacher is a checkpoint, or a run's folder that has some, and not a model."""
     folder = Path(teacher)
     return (folder.is_dir() and not (folder / "config.json").is_file()) or (folder / RLLIB_FILE).is_file()
 

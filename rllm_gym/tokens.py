@@ -759,10 +759,16 @@ class Conversation:
         return np.asarray(prompt, np.int64)
 
 
+def first_of(text: str, stop: Sequence[str]) -> tuple[int, int] | None:
+    """Return where that of some texts begins and ends which is the first to end in another; None: there is none."""
+    found = [(place, place + len(string)) for string in stop if (place := text.find(string)) >= 0]
+    return min(found, key=lambda span: (span[1], span[0]), default=None)
+
+
 def end_of_first(text: str, stop: Sequence[str]) -> int | None:
     """Return where the first of some texts ends in another; None where there is none."""
-    ends = [place + len(string) for string in stop if (place := text.find(string)) >= 0]
-    return min(ends, default=None)
+    span = first_of(text, stop)
+    return None if span is None else span[1]
 
 
 def chat_tokenizer(

@@ -14,7 +14,10 @@ from rllm_gym.envs.program.requests import (
     Payload,
     RequestError,
     checked,
+    function_call,
+    function_tool,
     parse_arguments,
+    some,
     text_of,
     texts,
     tool_choice,
@@ -29,15 +32,13 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 
 
 def read(body: Payload) -> ModelRequest:
-    """Return what a body asks for.
+    """Return the request that a body makes.
 
     Raises:
         RequestError: it asks for what is not supported, or is no such request.
     """
     body, replaced = checked(body, used=USED, replaced=REPLACED, without_effect=WITHOUT_EFFECT, neutral=NEUTRAL)
-    said = body.get("messages")
-    if not isinstance(said, list) or not said:
-        raise RequestError(f"messages must be a list that holds one at least; got {said!r:.100}.")
+    said = some("messages", body.get("messages"))
     named = body.get("tool_choice", {"type": "auto"})
     kind = named.get("type") if isinstance(named, dict) else named
     choice, replaced = tool_choice("required" if kind == "any" else kind, replaced)
@@ -161,16 +162,10 @@ def _messages(where: str, message: Any) -> list[Payload]:
 def _call(where: str, block: Payload) -> Payload:
     if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
         raise RequestError(f"{where}: a tool_use must have a name and an input; got {block!r:.100}.")
-    function = {"name": block["name"], "arguments": block["input"]}
-    return {"id": str(block.get("id", "")), "type": "function", "function": function}
+    return function_call(block.get("id", ""), block["name"], block["input"])
 
 
 def _tool(tool: Any) -> Payload:
     if not isinstance(tool, dict) or tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str):
         raise RequestError(f"tools: must be of one's own, with a name; got {tool!r:.100}.", code="unsupported")
-    function = {
-        "name": tool["name"],
-        "description": str(tool.get("description", "")),
-        "parameters": tool.get("input_schema", {}),
-    }
-    return {"type": "function", "function": function}
+    return function_tool(tool["name"], str(tool.get("description", "")), tool.get("input_schema"))

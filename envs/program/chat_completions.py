@@ -14,7 +14,9 @@ from rllm_gym.envs.program.requests import (
     Payload,
     RequestError,
     checked,
+    function_call,
     parse_arguments,
+    some,
     text_of,
     texts,
     tool_choice,
@@ -37,15 +39,13 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read(body: Payload) -> ModelRequest:
-    """Return what a body asks for.
+    """Return the request that a body makes.
 
     Raises:
         RequestError: it asks for what is not supported, or is no such request.
     """
     body, replaced = checked(body, used=USED, replaced=REPLACED, without_effect=WITHOUT_EFFECT, neutral=NEUTRAL)
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages must be a list that holds one at least; got {messages!r:.100}.")
+    messages = some("messages", body.get("messages"))
     choice, replaced = tool_choice(body.get("tool_choice", "auto"), replaced)
     num_choices = whole("n", body.get("n", 1), most=MAX_CHOICES)
     limits = [whole(name, body[name]) for name in ("max_tokens", "max_completion_tokens") if name in body]
@@ -116,7 +116,7 @@ def _usage(usage: tuple[int, int]) -> Payload:
 
 @lru_cache
 def _types() -> dict[str, Any]:
-    """Return what validates a message of each role, and a tool."""
+    """Return the SDK's types of a message of each role, and of a tool, by name."""
     from openai.types import chat
     from pydantic import TypeAdapter
 
@@ -165,8 +165,7 @@ def _call(k: int, call: Any) -> Payload:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"messages[{k}]: tool_calls must be of functions; got {call!r:.100}.")
-    function = {"name": function["name"], "arguments": parse_arguments(function.get("arguments", "{}"))}
-    return {"id": str(call.get("id", "")), "type": "function", "function": function}
+    return function_call(call.get("id", ""), function["name"], parse_arguments(function.get("arguments", "{}")))
 
 
 def _tool(tool: Any) -> Payload:

@@ -178,7 +178,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _hash(key: str) -> bytes:
-    """Return what keys are looked up by, so that the time which it takes tells nothing of them."""
+    """Return a key's hash, by which sessions are found, so that the time which it takes tells nothing of the key."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 

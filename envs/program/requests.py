@@ -51,16 +51,13 @@ class Choice:
     @property
     def message(self) -> Payload:
         """The assistant's message in the form of chat completions."""
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in self.calls
-        ]
+        calls = [function_call(*call) for call in self.calls]
         return {"role": "assistant", "content": self.content, **({"tool_calls": calls} if calls else {})}
 
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """What a program asks of the model.
+    """A program's request to the model.
 
     Args:
         messages: role and content, a text; an assistant's may have `tool_calls`, whose arguments are parsed, a tool's
@@ -175,6 +172,17 @@ def parse_arguments(arguments: Any) -> Any:
         return arguments
 
 
+def function_call(id_: Any, name: str, arguments: Any) -> Payload:
+    """Return a call of a tool in the form of chat completions."""
+    return {"id": str(id_), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def function_tool(name: str, description: Any, parameters: Any) -> Payload:
+    """Return a tool in the form of chat completions."""
+    function = {"name": name, "description": description or "", "parameters": parameters or {}}
+    return {"type": "function", "function": function}
+
+
 def checked(
     body: Payload,
     *,
@@ -183,7 +191,7 @@ def checked(
     without_effect: Sequence[str],
     neutral: Mapping[str, Any],
 ) -> tuple[Payload, tuple[str, ...]]:
-    """Return what a body says, without what is null, and the names of what is replaced.
+    """Return the body without what is null, and the names of what is replaced.
 
     Args:
         used: the names that are read.
@@ -215,6 +223,13 @@ def tool_choice(choice: Any, replaced: tuple[str, ...]) -> tuple[str, tuple[str,
             f"tool_choice must be auto, none or required; got {choice!r:.100}. Leave it out.", code="unsupported"
         )
     return choice, replaced
+
+
+def some(name: str, value: Any) -> list[Any]:
+    """Return a list that is not empty; `RequestError` where it is something else."""
+    if not isinstance(value, list) or not value:
+        raise RequestError(f"{name} must be a list that holds one at least; got {value!r:.100}.")
+    return value
 
 
 def whole(name: str, value: Any, most: int | None = None) -> int:

@@ -14,7 +14,10 @@ from rllm_gym.envs.program.requests import (
     Payload,
     RequestError,
     checked,
+    function_call,
+    function_tool,
     parse_arguments,
+    some,
     text_of,
     tool_choice,
     whole,
@@ -33,16 +36,14 @@ TEXTS = ("input_text", "output_text", "text")
 
 
 def read(body: Payload) -> ModelRequest:
-    """Return what a body asks for.
+    """Return the request that a body makes.
 
     Raises:
         RequestError: it asks for what is not supported, or is no such request.
     """
     body, replaced = checked(body, used=USED, replaced=REPLACED, without_effect=WITHOUT_EFFECT, neutral=NEUTRAL)
     items = body.get("input")
-    items = [{"role": "user", "content": items}] if isinstance(items, str) else items
-    if not isinstance(items, list) or not items:
-        raise RequestError(f"input must be a text, or a list that holds an item at least; got {items!r:.100}.")
+    items = [{"role": "user", "content": items}] if isinstance(items, str) else some("input", items)
     choice, replaced = tool_choice(body.get("tool_choice", "auto"), replaced)
     messages: list[Payload] = []
     if instructions := text_of("instructions", body.get("instructions"), TEXTS):
@@ -159,8 +160,8 @@ def _add(messages: list[Payload], where: str, item: Any) -> None:
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
-        function = {"name": str(item.get("name", "")), "arguments": parse_arguments(item.get("arguments", "{}"))}
-        call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+        arguments = parse_arguments(item.get("arguments", "{}"))
+        call = function_call(item.get("call_id", ""), str(item.get("name", "")), arguments)
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         said = text_of(where, item.get("output"), TEXTS)
@@ -172,9 +173,4 @@ def _add(messages: list[Payload], where: str, item: Any) -> None:
 def _tool(tool: Any) -> Payload:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise RequestError(f"tools: must be functions with a name; got {tool!r:.100}.", code="unsupported")
-    function = {
-        "name": tool["name"],
-        "description": tool.get("description") or "",
-        "parameters": tool.get("parameters") or {},
-    }
-    return {"type": "function", "function": function}
+    return function_tool(tool["name"], tool.get("description"), tool.get("parameters"))

@@ -15,6 +15,7 @@ from rllm_gym.envs.text_space import UNREADABLE
 from rllm_gym.envs.wrappers import MOST_TURNS, TokenEnv, check_action
 from rllm_gym.errors import ConfigError
 from rllm_gym.spaces import TokenSequence
+from rllm_gym.tokens import first_of
 from rllm_gym.types import CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, TokenIds
 
 
@@ -64,13 +65,14 @@ class ProgramTokenEnv(TokenEnv):
         said = self.chat.said(ids)
         self._actions_taken.append(self.chat.without_end(ids))
         self._said.append({"role": "assistant", "content": said})
-        end = _start_of_first(said, (*self.stop, *request.stop))
-        is_ended = end is not None or len(self.chat.without_end(ids)) < len(ids)
+        first = first_of(said, (*self.stop, *request.stop))
+        is_ended = first is not None or len(self.chat.without_end(ids)) < len(ids)
         self._program.finish_reason = "stop" if is_ended else "length"
         self._program.usage = (len(self._prompt), len(ids))
         self._context = self._prompt + ids
         # A text that ends it is the turn's; the program gets what is before.
-        text, reward, terminated, truncated, info = self.env.step(UNREADABLE.sub("", said[:end]))
+        given = said if first is None else said[: first[0]]
+        text, reward, terminated, truncated, info = self.env.step(UNREADABLE.sub("", given))
         if terminated or truncated:
             return np.zeros(0, np.int64), reward, terminated, truncated, {**info, "messages": list(self._said)}
         observation, info = self._observe(text, info)
@@ -82,7 +84,7 @@ class ProgramTokenEnv(TokenEnv):
         return reward, {**info, "messages": list(self._said)}
 
     def _observe(self, text: str, info: dict[str, Any]) -> tuple[TokenIds, dict[str, Any]]:
-        """Return what the policy reads of the request that waits."""
+        """Return the tokens that the policy reads of the request that waits, and the info."""
         self._said.append({"role": "user", "content": UNREADABLE.sub("", text)})
         told = {**info, "messages": list(self._said), CONTEXT_MESSAGES: list(self._program.request.messages)}
         read = self._context
@@ -129,12 +131,6 @@ class ProgramTokenEnv(TokenEnv):
 
     def _read(self, request: ModelRequest, text: str) -> Parsed:
         return parse(self._parser, text) if request.tools else Parsed(text, [])
-
-
-def _start_of_first(text: str, stop: Sequence[str]) -> int | None:
-    """Return where that of some texts begins which is the first to end in another; None where there is none."""
-    found = [(place + len(string), place) for string in stop if (place := text.find(string)) >= 0]
-    return min(found)[1] if found else None
 
 
 def _readable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a model writes as text, read as tool calls by the parser of its family: vLLM's."""
+"""Tool calls, read from the text that a model writes by the parser of its family: vLLM's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rllm_gym.errors import ConfigError, nearest
 
 
 class Parsed(NamedTuple):
-    """What a model says and calls.
+    """The words and the calls of a completion.
 
     Args:
         content: None where it only calls.
@@ -51,7 +51,7 @@ def load_parser(name: str, tokenizer: Any) -> Any:
 
 
 def parse(parser: Any, text: str) -> Parsed:
-    """Return what a text says and calls; one that cannot be read is only said."""
+    """Return the words and the calls of a text; one that cannot be read is only said."""
     found = parser.extract_tool_calls(text, None)
     if not found.tools_called:
         return Parsed(text, [])
