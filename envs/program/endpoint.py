@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a process: what the programs of its episodes take for OpenAI's server, each with its own key."""
+"""The HTTP endpoint that programs take for OpenAI's server, and the one of a process, where each episode has a key."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from rllm_gym.envs.program.requests import Call, Form, RequestError
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 << 20
-MODEL = "rllm-gym"  # the name of the one model; any other is answered alike
-START_TIMEOUT_S = 30.0
+MODEL = "rllm-gym"
+SESSION = "x-session-id"  # the header that names a session
 FORMS: Mapping[str, Form] = {
     "/v1/chat/completions": chat_completions.FORM,
     "/v1/responses": responses.FORM,
@@ -43,16 +43,18 @@ class Session:
 
     Args:
         max_parallel: requests that may wait at once.
+        name: for clients, which get it with every answer; "" is none.
 
     Attributes:
-        key: what names it.
+        key: what the requests of a program have.
         reward_token: what a program posts its reward with.
-        events: what has come: requests, and None for the end of the program.
+        events: what has come: requests, and None for the end of the episode.
         refusal: answers every request from then on.
         posted: the reward that was posted.
     """
 
-    def __init__(self, max_parallel: int) -> None:
+    def __init__(self, max_parallel: int, name: str = "") -> None:
+        self.name = name
         self.key, self.reward_token = f"sk-{secrets.token_hex(24)}", secrets.token_hex(24)
         self.events: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self.refusal: RequestError | None = None
@@ -61,6 +63,7 @@ class Session:
         self.num_waiting = 0  # the endpoint's thread alone changes it
 
     def submit(self, call: Call) -> None:
+        """Let a call wait for its answer."""
         if self.refusal is not None:
             raise self.refusal
         if self.num_waiting >= self._max_parallel:
@@ -68,26 +71,78 @@ class Session:
                 f"at most {self._max_parallel} requests may wait at once (max_parallel).", 429, "too_many_requests"
             )
         self.events.put(call)
+        self.num_waiting += 1
 
 
 class Endpoint:
-    """A server on a free port of 127.0.0.1, in a thread of its own; it starts with the first session and stays."""
+    """The application: OpenAI's and Anthropic's paths, and the rewards. Subclasses say which session a request is of.
+
+    Attributes:
+        app: for a server.
+        model: the name of the one model; any other is answered alike.
+    """
+
+    model = MODEL
 
     def __init__(self) -> None:
-        self._sessions: dict[bytes, Session] = {}  # by the hash of their keys
-        self._lock = threading.Lock()
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         routes = [Route(path, self._complete, methods=["POST"]) for path in FORMS]
         routes += [
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/reward", self._take_reward, methods=["POST"]),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, RequestError: _refused})
-        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", http="h11", ws="none")
-        self._server = uvicorn.Server(config)
-        self._server.install_signal_handlers = lambda: None  # type: ignore[attr-defined, method-assign]
-        threading.Thread(target=self._serve, name="program-endpoint", daemon=True).start()
+        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, RequestError: _refused})
+
+    def admit(self, request: Request, *, is_reward: bool = False) -> None:
+        """Refuse a request whose body need not be read."""
+
+    def submit(self, request: Request, call: Call) -> Session:
+        """Let a call wait in its session, and return that."""
+        raise NotImplementedError
+
+    def take_reward(self, request: Request, reward: Any) -> None:
+        """Take what was posted as a session's reward."""
+        raise NotImplementedError
+
+    async def _complete(self, request: Request) -> Response:
+        form = FORMS[request.url.path]
+        self.admit(request)
+        call = Call(form.read(await _json(request)))
+        session = self.submit(request, call)
+        try:
+            choices, usage = await _unless_gone(request, call)
+        finally:
+            session.num_waiting -= 1
+        headers = {SESSION: session.name} if session.name else {}
+        if call.request.is_streamed:
+            events = form.events(call.request, choices, usage)
+            text = "".join(_event(name, data) for name, data in events)
+            return Response(text, media_type="text/event-stream", headers=headers)
+        return JSONResponse(form.answer(call.request, choices, usage), headers=headers)
+
+    async def _models(self, request: Request) -> Response:
+        from openai.types import Model
+
+        self.admit(request)
+        model = Model(id=self.model, created=0, object="model", owned_by="rllm-gym")
+        return JSONResponse({"object": "list", "data": [model.model_dump(mode="json")]})
+
+    async def _take_reward(self, request: Request) -> Response:
+        self.admit(request, is_reward=True)
+        self.take_reward(request, await _json(request, of=(dict, int, float)))
+        return JSONResponse({"ok": True})
+
+
+class ProgramEndpoint(Endpoint):
+    """A server on a free port of 127.0.0.1, in a thread of its own; it starts with the first session and stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sessions: dict[bytes, Session] = {}  # by the hash of their keys
+        self._lock = threading.Lock()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(self.app, log_level="error", access_log=False, lifespan="off", http="h11", ws="none")
+        serve_in_thread(config, self._socket)
 
     def open(self, max_parallel: int) -> Session:
         """Begin a session."""
@@ -110,8 +165,19 @@ class Endpoint:
         except queue.Empty:
             pass
 
-    def _serve(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+    def admit(self, request: Request, *, is_reward: bool = False) -> None:
+        self._session(request, is_reward=is_reward)
+
+    def submit(self, request: Request, call: Call) -> Session:
+        session = self._session(request)
+        session.submit(call)
+        return session
+
+    def take_reward(self, request: Request, reward: Any) -> None:
+        session = self._session(request, is_reward=True)
+        if session.posted is not None:
+            raise RequestError("the reward is posted once; got it a second time.", 409, "posted_twice")
+        session.posted = reward
 
     def _session(self, request: Request, *, is_reward: bool = False) -> Session:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -124,48 +190,26 @@ class Endpoint:
             raise RequestError("a request must have the key of an episode that is played.", 401, "invalid_api_key")
         return session
 
-    async def _complete(self, request: Request) -> Response:
-        form = FORMS[request.url.path]
-        session = self._session(request)
-        body = await _json(request)
-        call = Call(form.read(body))
-        session.submit(call)
-        session.num_waiting += 1
-        try:
-            choices, usage = await _unless_gone(request, call)
-        finally:
-            session.num_waiting -= 1
-        if call.request.is_streamed:
-            events = form.events(call.request, choices, usage)
-            text = "".join(_event(name, data) for name, data in events)
-            return Response(text, media_type="text/event-stream")
-        return JSONResponse(form.answer(call.request, choices, usage))
 
-    async def _models(self, request: Request) -> Response:
-        from openai.types import Model
-
-        self._session(request)
-        model = Model(id=MODEL, created=0, object="model", owned_by="rllm-gym")
-        return JSONResponse({"object": "list", "data": [model.model_dump(mode="json")]})
-
-    async def _take_reward(self, request: Request) -> Response:
-        session = self._session(request, is_reward=True)
-        if session.posted is not None:
-            raise RequestError("the reward is posted once; got it a second time.", 409, "posted_twice")
-        session.posted = await _json(request, of=(dict, int, float))
-        return JSONResponse({"ok": True})
+def serve_in_thread(config: uvicorn.Config, listening: socket.socket) -> uvicorn.Server:
+    """Serve at a socket in a thread of its own; return the server."""
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined, method-assign]
+    serve = server.serve(sockets=[listening])
+    threading.Thread(target=lambda: asyncio.run(serve), name="program-endpoint", daemon=True).start()
+    return server
 
 
-_endpoint: Endpoint | None = None
+_endpoint: ProgramEndpoint | None = None
 _lock = threading.Lock()
 
 
-def endpoint() -> Endpoint:
+def endpoint() -> ProgramEndpoint:
     """Return this process's endpoint."""
     global _endpoint
     with _lock:
         if _endpoint is None:
-            _endpoint = Endpoint()
+            _endpoint = ProgramEndpoint()
         return _endpoint
 
 
@@ -217,7 +261,7 @@ async def _unless_gone(request: Request, call: Call) -> Any:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    headers = {"retry-after": "1"} if error.status == 429 else {"x-should-retry": "false"}
+    headers = {"retry-after": "1"} if error.status in (429, 503) else {"x-should-retry": "false"}
     form = FORMS.get(request.url.path, chat_completions.FORM)
     return JSONResponse(form.error(error), error.status, headers)
 

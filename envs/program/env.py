@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import queue
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
-from rllm_gym.envs.base import MAX_TEXT_CHARS, StepResult, TextEnv
+from rllm_gym.envs.base import StepResult
 from rllm_gym.envs.items import TextOptions
 from rllm_gym.envs.program.child import MAX_FOLDER_BYTES, Child
-from rllm_gym.envs.program.requests import Call, Choice, ModelRequest, OwnTurns, RequestError, ToolCall
-from rllm_gym.envs.program.tool_calls import Parsed
+from rllm_gym.envs.program.conversation import ConversationEnv
+from rllm_gym.envs.program.requests import RequestError
 from rllm_gym.errors import ConfigError, EnvError, MachineError
 from rllm_gym.importing import import_object
 
 POSTED = "posted"
-SAMPLING_PARAMS = ("replace", "refuse")
 TASK = "RLLM_GYM_TASK"
 MAX_TASK_BYTES = 100_000  # of a variable of the environment Linux takes 128 KiB
 LOOK_S = 1.0  # between two looks at the clock and at the folder
 GRACE_S = 10.0  # in which a program may end once its requests are refused
 
 
-class ProgramEnv(TextEnv):
+class ProgramEnv(ConversationEnv):
     """A program plays the episode: it asks the policy by HTTP, as often as it likes, and its end is the episode's.
 
     The program reads its task as JSON from standard input and from `RLLM_GYM_TASK`, and finds `OPENAI_BASE_URL` and
@@ -82,8 +79,6 @@ class ProgramEnv(TextEnv):
     """
 
     name = "program"
-    default_system_prompt = ""
-    needs_horizon = True  # a program may ask for ever
 
     def __init__(
         self,
@@ -106,24 +101,12 @@ class ProgramEnv(TextEnv):
         for name, value in {"timeout_s": timeout_s, "max_parallel": max_parallel}.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"ProgramEnv: {name} must be a number above 0; got {value!r}. Correct it.")
-        if sampling_params not in SAMPLING_PARAMS:
-            raise ConfigError(
-                f"ProgramEnv: sampling_params must be replace or refuse; got {sampling_params!r}. Choose one of these."
-            )
         if options.get("system_prompt") is not None:
             raise ConfigError("ProgramEnv: the program writes its own system prompt; got system_prompt. Leave it out.")
         self._timeout_s, self._max_parallel = float(timeout_s), int(max_parallel)
-        self._sampling_params, self.tool_parser = sampling_params, tool_parser
         self._variables = {str(name): str(value) for name, value in (variables or {}).items()}
-        # What plays it at the token level sets these: they raise RequestError for a request that it cannot take, read
-        # a text as calls of tools, and tell the tokens of a prompt and an answer and why an answer ended.
-        self.check_request: Callable[[ModelRequest], None] = lambda request: None
-        self.read_text: Callable[[ModelRequest, str], Parsed] = _said_only
-        self.usage, self.finish_reason = (0, 0), "stop"
-        self.request: ModelRequest | None = None  # that the next action answers
         self._child: Child | None = None
-        self._session: Any = None
-        super().__init__(**options)
+        super().__init__(sampling_params=sampling_params, tool_parser=tool_parser, **options)
 
     def split_indices(self, split: str) -> Sequence[int]:
         return [k for k, task in enumerate(self._tasks) if split in ("all", task.get("split", "train"))]
@@ -134,34 +117,10 @@ class ProgramEnv(TextEnv):
 
     def reset_item(self, index: int) -> str:
         self._end_program()
-        self._own_turns = OwnTurns()
-        self._call: Call | None = None
-        self._choices: list[Choice] = []
-        self._messages: list[dict[str, Any]] = []  # of the last request, and its answer
-        self._num_turns = self._num_requests = self._num_replaced = self._num_said = 0
+        self._begin()
         self._spent_s = 0.0
         self._start(json.dumps(self._tasks[index]))
         return self._wait().reply
-
-    def act(self, action: str) -> StepResult:
-        if self._call is None or self.request is None:
-            raise EnvError("ProgramEnv: the program has ended, and no request waits for an answer. Reset it.")
-        request = self._call.request
-        content, calls = self.read_text(self.request, action)
-        named = tuple(ToolCall(f"c{self._num_turns:04d}{k:04d}", *call) for k, call in enumerate(calls))
-        reason = self.finish_reason if self.finish_reason != "stop" or not named else "tool_calls"
-        choice = Choice(content, named, reason)
-        self._own_turns.add(request.messages, choice, self._num_turns, action)
-        self._num_turns += 1
-        self._choices.append(choice)
-        self._num_said += self.usage[1]
-        if len(self._choices) < request.num_choices:
-            return StepResult("(Another answer to the same request.)", 0.0, is_over=False, is_invalid=False)
-        self._messages = [*request.messages, choice.message]
-        self._num_requests += 1
-        self._call.take(self._choices, (self.usage[0], self._num_said))
-        self._call, self.request = None, None
-        return self._wait()
 
     def cut_short(self) -> tuple[float, dict[str, Any]]:
         """Refuse the request that waits and all to come, and give the program a moment to end.
@@ -170,9 +129,7 @@ class ProgramEnv(TextEnv):
         """
         error = RequestError("the episode has had all the turns that it may take.", 400, "max_turns")
         self._session.refusal = error
-        if self._call is not None:
-            self._call.refuse(error)
-            self._call = self.request = None
+        self._refuse_waiting(error)
         end_s = time.monotonic() + GRACE_S
         reward = 0.0
         while (left_s := end_s - time.monotonic()) > 0 and self._child is not None:
@@ -193,10 +150,6 @@ class ProgramEnv(TextEnv):
     def close(self) -> None:
         self._end_program()
         super().close()
-
-    def _info(self) -> dict[str, Any]:
-        counted = {"num_requests": self._num_requests, "num_replaced_params": self._num_replaced}
-        return {**super()._info(), **counted}
 
     def _start(self, task: str) -> None:
         try:
@@ -255,21 +208,6 @@ class ProgramEnv(TextEnv):
             self._spent_s += time.monotonic() - begun_s
             return StepResult(reply, 0.0, is_over=False, is_invalid=False)
 
-    def _take(self, call: Call) -> str:
-        """Make a request the one that is answered next; return what it adds to what was said before."""
-        asked = call.request
-        if asked.replaced and self._sampling_params == "refuse":
-            raise RequestError(
-                f"{asked.replaced[0]} is the run's (sampling_params: refuse). Leave it out.", code="unsupported"
-            )
-        shown, own_turns = self._own_turns.found_in(asked.messages)
-        request = replace(asked, messages=shown, own_turns=own_turns)
-        self.check_request(request)
-        self._num_replaced += len(asked.replaced)
-        self._call, self.request, self._choices, self._num_said = call, request, [], 0
-        added = shown[max(own_turns, default=-1) + 1 :]
-        return "\n\n".join(map(_as_text, added))[:MAX_TEXT_CHARS]
-
     def _ended(self) -> StepResult:
         """Return the last step, of a program that has ended."""
         child, session = self._child, self._session
@@ -300,14 +238,6 @@ class ProgramEnv(TextEnv):
         self._end_program()
         return StepResult("(The program has ended.)", reward, is_over=True, is_invalid=False)
 
-    def _value(self, found: Any) -> float:
-        said = found if isinstance(found, Mapping) else {"reward": found}
-        value = said.get("reward")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self._fail(f"its reward must be a finite number, or a mapping with one as reward; got {found!r:.200}")
-        self.is_success = bool(said.get("is_success", value >= 1))
-        return float(value)
-
     def _fail(self, why: str) -> NoReturn:
         said = "" if self._child is None else f" Its last lines: {self._child.last_lines()}"
         self._end_program()
@@ -320,23 +250,9 @@ class ProgramEnv(TextEnv):
         if self._session is not None:
             from rllm_gym.envs.program.endpoint import endpoint
 
-            if (call := getattr(self, "_call", None)) is not None:
-                call.refuse(RequestError("the episode has ended.", 410, "episode_ended"))
-            self._call = self.request = None
+            self._refuse_waiting(RequestError("the episode has ended.", 410, "episode_ended"))
             endpoint().close(self._session)
             self._session = None
-
-
-def _said_only(request: ModelRequest, text: str) -> Parsed:
-    return Parsed(text, [])
-
-
-def _as_text(message: Mapping[str, Any]) -> str:
-    """Return a message for a reader; who speaks is said of all but the user."""
-    said = str(message["content"])
-    if calls := message.get("tool_calls"):
-        said = f"{said}\n{json.dumps([call['function'] for call in calls], ensure_ascii=False)}".strip()
-    return said if message["role"] == "user" else f"[{message['role']}]\n{said}"
 
 
 def _command_of(command: Any) -> list[str]:
