@@ -48,6 +48,7 @@ SAMPLES = "rllm_gym/training/samples.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
 PROGRAM, PROGRAM_TESTS = "envs/program", "tests/envs/test_program.py"
+GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gateway.py"
 
 MUTANTS = [
     # programs as agents
@@ -92,6 +93,27 @@ MUTANTS = [
         "session.reward_token if is_reward else session.key",
         "session.key",
         f"{PROGRAM_TESTS} -k posted_once",
+    ),
+    Mutant(
+        "conversations that begin alike are mixed up",
+        GATEWAY,
+        "(found is None or rank > found[0])",
+        "(found is None or place > found[0][0])",
+        f"{GATEWAY_TESTS} -k begin_alike",
+    ),
+    Mutant(
+        "a conversation without a reward earns 0",
+        GATEWAY,
+        "if posted is None and self._gateway.has_rewards:",
+        "if False:",
+        f"{GATEWAY_TESTS} -k reward_ends",
+    ),
+    Mutant(
+        "idle conversations stay open",
+        GATEWAY,
+        "if is_idle or self.is_ending:",
+        "if self.is_ending:",
+        f"{GATEWAY_TESTS} -k an_idle",
     ),
     # evaluation
     Mutant(

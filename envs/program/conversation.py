@@ -109,13 +109,18 @@ class ConversationEnv(TextEnv):
             self._call.refuse(error)  # type: ignore[union-attr]
         self._call = self.request = None
 
-    def _value(self, found: Any) -> float:
-        said = found if isinstance(found, Mapping) else {"reward": found}
-        value = said.get("reward")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self._fail(f"its reward must be a finite number, or a mapping with one as reward; got {found!r:.200}")
-        self.is_success = bool(said.get("is_success", value >= 1))
-        return float(value)
+
+def reward_of(found: Any) -> tuple[float, bool]:
+    """Return the reward, and whether it is a success, of a number or a mapping.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    said = found if isinstance(found, Mapping) else {"reward": found}
+    value = said.get("reward")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"a reward must be a finite number, or a mapping with one as reward; got {found!r:.200}")
+    return float(value), bool(said.get("is_success", value >= 1))
 
 
 def _said_only(request: ModelRequest, text: str) -> Parsed:

@@ -12,7 +12,7 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -73,6 +73,10 @@ class Session:
         self.events.put(call)
         self.num_waiting += 1
 
+    def leave(self) -> None:
+        """Note that a call has its answer, or needs none."""
+        self.num_waiting -= 1
+
 
 class Endpoint:
     """The application: OpenAI's and Anthropic's paths, and the rewards. Subclasses say which session a request is of.
@@ -111,7 +115,7 @@ class Endpoint:
         try:
             choices, usage = await _unless_gone(request, call)
         finally:
-            session.num_waiting -= 1
+            session.leave()
         headers = {SESSION: session.name} if session.name else {}
         if call.request.is_streamed:
             events = form.events(call.request, choices, usage)
@@ -191,13 +195,19 @@ class ProgramEndpoint(Endpoint):
         return session
 
 
-def serve_in_thread(config: uvicorn.Config, listening: socket.socket) -> uvicorn.Server:
-    """Serve at a socket in a thread of its own; return the server."""
+def serve_in_thread(config: uvicorn.Config, listening: socket.socket) -> Callable[[], None]:
+    """Serve at a socket in a thread of its own; return what ends that."""
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined, method-assign]
     serve = server.serve(sockets=[listening])
-    threading.Thread(target=lambda: asyncio.run(serve), name="program-endpoint", daemon=True).start()
-    return server
+    thread = threading.Thread(target=lambda: asyncio.run(serve), name="program-endpoint", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        server.should_exit = True
+        thread.join()
+
+    return end
 
 
 _endpoint: ProgramEndpoint | None = None

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Unpack
 from rllm_gym.envs.base import StepResult
 from rllm_gym.envs.items import TextOptions
 from rllm_gym.envs.program.child import MAX_FOLDER_BYTES, Child
-from rllm_gym.envs.program.conversation import ConversationEnv
+from rllm_gym.envs.program.conversation import ConversationEnv, reward_of
 from rllm_gym.envs.program.requests import RequestError
 from rllm_gym.errors import ConfigError, EnvError, MachineError
 from rllm_gym.importing import import_object
@@ -234,7 +234,10 @@ class ProgramEnv(ConversationEnv):
                 found = None
             if found is None:
                 self._fail('its last line must be its reward as JSON, such as 1 or {"reward": 1}')
-        reward = self._value(found)
+        try:
+            reward, self.is_success = reward_of(found)
+        except ValueError as error:
+            self._fail(str(error))
         self._end_program()
         return StepResult("(The program has ended.)", reward, is_over=True, is_invalid=False)
 

@@ -123,6 +123,7 @@ class OwnTurns:
 
     def __init__(self) -> None:
         self._turns: dict[bytes, tuple[int, str]] = {}
+        self.newest = b""  # the key of the last one
 
     def add(self, messages: Sequence[Payload], choice: Choice, turn: int, said: str) -> None:
         """Remember an answer.
@@ -132,20 +133,25 @@ class OwnTurns:
             turn: its number.
             said: the text that was sampled, of which the choice is what was read out of it.
         """
-        *_, key = _prefixes([*messages, _parsed(choice.message)])
+        *_, key = prefix_keys([*messages, _parsed(choice.message)])
         self._turns[key] = turn, said
+        self.newest = key
+
+    def last_in(self, keys: Sequence[bytes]) -> int:
+        """Return the place of the last of some messages' keys (see `prefix_keys`) that is one's own; -1 for none."""
+        return max((k for k, key in enumerate(keys) if key in self._turns), default=-1)
 
     def found_in(self, messages: Sequence[Payload]) -> tuple[list[Payload], dict[int, int]]:
         """Return the messages, those that the model said as it said them, and the turns of these by their numbers."""
         shown, turns = list(messages), {}
-        for k, key in enumerate(_prefixes(messages)):
+        for k, key in enumerate(prefix_keys(messages)):
             if messages[k]["role"] == "assistant" and key in self._turns:
                 turns[k], said = self._turns[key]
                 shown[k] = {"role": "assistant", "content": said}
         return shown, turns
 
 
-def _prefixes(messages: Sequence[Payload]) -> list[bytes]:
+def prefix_keys(messages: Sequence[Payload]) -> list[bytes]:
     """Return a key of each message with all before it."""
     key, keys = b"", []
     for message in messages:

@@ -60,6 +60,7 @@ def make_rllm_gym_app() -> typer.Typer:
     from rllm_gym.cli.convert import convert
     from rllm_gym.cli.doctor import doctor
     from rllm_gym.cli.export import export
+    from rllm_gym.cli.gateway import gateway
     from rllm_gym.cli.index import index
     from rllm_gym.cli.new_env import new_env
     from rllm_gym.cli.panel import panel
@@ -89,6 +90,7 @@ def make_rllm_gym_app() -> typer.Typer:
     app.command()(view)
     app.command()(serve)
     app.command()(serve_index)
+    app.command()(gateway)
     app.command()(export)
     app.callback(help="Tools for trained LLM agents.")(find_own_modules)
     return app

@@ -30,13 +30,14 @@ class Guard:
 
     Args:
         app: what gets the requests that pass.
-        token: what `Authorization: Bearer` must have. None lets in who calls this machine by a name of its own, and no
-            page of another site.
+        token: what `Authorization: Bearer` must have, or `X-API-Key`, which Anthropic's clients send. None lets in who
+            calls this machine by a name of its own, and no page of another site.
         max_bytes: of a request's body; uvicorn's `ws_max_size` does the same for a WebSocket's messages.
+        is_bounded: the application's answers tell one fault at most, so that keys and values need not be counted.
     """
 
-    def __init__(self, app: App, *, token: str | None, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+    def __init__(self, app: App, *, token: str | None, max_bytes: int, is_bounded: bool = False) -> None:
+        self._app, self._max_bytes, self._is_bounded = app, max_bytes, is_bounded
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._version = package_version()
         self._others: set[str] = set()  # versions that were spoken of
@@ -44,7 +45,7 @@ class Guard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers") or ())
         self._compare_versions(headers.get(VERSION_HEADER.encode()))
-        if self._expected is not None and not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+        if self._expected is not None and not hmac.compare_digest(_key_in(headers), self._expected):
             await self._refuse(scope, receive, send, 401, "A bearer token is needed.", {"www-authenticate": "Bearer"})
         elif self._expected is None and not _is_from_here(headers):
             why = "Without a token the server answers this machine alone, by its own names, and no other site's page."
@@ -57,7 +58,7 @@ class Guard:
             await self._refuse(
                 scope, receive, send, 400, "The body must be JSON, and its texts without lone surrogates."
             )
-        elif not _is_small(body):
+        elif not self._is_bounded and not _is_small(body):
             await self._refuse(
                 scope, receive, send, 413, f"A request may have {MAX_KEYS} short keys and {MAX_VALUES} values."
             )
@@ -128,6 +129,11 @@ def _is_readable(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _key_in(headers: dict[bytes, bytes]) -> bytes:
+    """Return what a request is let in by."""
+    return headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
 
 
 def _is_from_here(headers: dict[bytes, bytes]) -> bool:

@@ -15,6 +15,7 @@ from rllm_gym.strangers_files import read_object_or_nothing
 
 PARAMS = "params.json"  # Tune's, of a trial
 EVALUATION = "evaluation.json"  # of `rllib evaluate`
+GATEWAY = "gateway.json"  # of `rllm-gym gateway`
 MAX_NUMBER = 1e300  # a larger one would stretch every curve to nothing
 
 
@@ -43,10 +44,8 @@ class Trial:
     @property
     def model(self) -> str:
         """The acting model, as far as the files say: a base model's name or folder, or a checkpoint's."""
-        if self.kind == "evaluation":
-            return str(self.settings.get("model") or "")
-        base_model = self.settings.get("base_model")
-        return base_model if isinstance(base_model, str) else ""
+        model = self.settings.get("base_model" if self.kind == "run" else "model")
+        return model if isinstance(model, str) else ""
 
 
 def folder_of(shard: Path) -> Path:
@@ -66,7 +65,7 @@ def read_trial(folder: Path) -> Trial:
         return Trial(folder, "evaluation", read_object_or_nothing(folder / EVALUATION))
     if (folder / PARAMS).is_file() or (folder / RESULTS).is_file():
         return Trial(folder, "run", read_object_or_nothing(folder / PARAMS))
-    return Trial(folder, "files")
+    return Trial(folder, "files", read_object_or_nothing(folder / GATEWAY))
 
 
 def label_of(folder: Path, taken: Mapping[str, Path]) -> str:
