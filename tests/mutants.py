@@ -95,6 +95,13 @@ MUTANTS = [
         f"{PROGRAM_TESTS} -k posted_once",
     ),
     Mutant(
+        "log-probabilities are not given to programs",
+        "rllm_gym/rollout/loop.py",
+        "flight.slot.env.take_logps(completion.logp)",
+        "pass",
+        f"{PROGRAM_TESTS} -k log_probabilities",
+    ),
+    Mutant(
         "conversations that begin alike are mixed up",
         GATEWAY,
         "(found is None or rank > found[0])",

@@ -25,13 +25,13 @@ from rllm_gym.envs.program.requests import (
 
 USED = (
     "messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options",
-    "tool_choice",
+    "tool_choice", "logprobs",
 )  # fmt: skip
 REPLACED = ("temperature", "top_p", "seed")  # the run's own are used
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # Values of what is not supported that ask for nothing.
 NEUTRAL: dict[str, Any] = {
-    "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": 0,
+    "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "top_logprobs": 0,
     "parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"],
 }  # fmt: skip
 MAX_CHOICES = 16
@@ -59,6 +59,7 @@ def read(body: Payload) -> ModelRequest:
         replaced=replaced,
         options={
             "model": str(body.get("model", "")),
+            "has_logprobs": body.get("logprobs", False) is True,
             "has_usage": bool((body.get("stream_options") or {}).get("include_usage")),
         },
     )
@@ -68,7 +69,7 @@ def answer(request: ModelRequest, choices: Sequence[Choice], usage: tuple[int, i
     from openai.types.chat import ChatCompletion
 
     rows = [
-        {"index": k, "message": choice.message, "finish_reason": choice.finish_reason, "logprobs": None}
+        {"index": k, "message": choice.message, "finish_reason": choice.finish_reason, **_logprobs(request, choice)}
         for k, choice in enumerate(choices)
     ]
     return ChatCompletion.model_validate(
@@ -84,7 +85,10 @@ def events(request: ModelRequest, choices: Sequence[Choice], usage: tuple[int, i
     for k, choice in enumerate(choices):
         calls = [{"index": i, **call} for i, call in enumerate(choice.message.get("tool_calls", ()))]
         deltas = [{"role": "assistant", "content": choice.content or ""}, *({"tool_calls": [call]} for call in calls)]
-        chunks += [{**head, "choices": [{"index": k, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        logprobs = _logprobs(request, choice)  # with the first one, which has all of the content
+        for i, delta in enumerate(deltas):
+            row = {"index": k, "delta": delta, "finish_reason": None, **({} if i else logprobs)}
+            chunks.append({**head, "choices": [row]})
         chunks.append({**head, "choices": [{"index": k, "delta": {}, "finish_reason": choice.finish_reason}]})
     if request.options["has_usage"]:
         chunks.append({**head, "choices": [], "usage": _usage(usage)})
@@ -107,6 +111,16 @@ def _head(request: ModelRequest, kind: str) -> Payload:
         "created": int(time.time()),
         "model": request.options["model"],
     }
+
+
+def _logprobs(request: ModelRequest, choice: Choice) -> Payload:
+    if not request.options["has_logprobs"] or choice.token_logps is None:
+        return {"logprobs": None}
+    rows = [
+        {"token": text, "logprob": logp, "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
+        for text, logp in choice.token_logps
+    ]
+    return {"logprobs": {"content": rows, "refusal": None}}
 
 
 def _usage(usage: tuple[int, int]) -> Payload:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Unpack
 
@@ -15,6 +16,7 @@ from rllm_gym.envs.program.tool_calls import Parsed
 from rllm_gym.errors import ConfigError, EnvError
 
 SAMPLING_PARAMS = ("replace", "refuse")
+REPLACED_PARAMS = "replaced_params"  # of an info: how often requests asked for which
 
 
 class ConversationEnv(TextEnv):
@@ -44,6 +46,7 @@ class ConversationEnv(TextEnv):
         self.check_request: Callable[[ModelRequest], None] = lambda request: None
         self.read_text: Callable[[ModelRequest, str], Parsed] = _said_only
         self.usage, self.finish_reason = (0, 0), "stop"
+        self.token_logps: Sequence[tuple[str, float]] | None = None
         self.request: ModelRequest | None = None  # that the next action answers
         self._session: Any = None
         super().__init__(**options)
@@ -54,7 +57,8 @@ class ConversationEnv(TextEnv):
         self._call: Call | None = None
         self._choices: list[Choice] = []
         self._messages: list[dict[str, Any]] = []  # of the last request, and its answer
-        self._num_turns = self._num_requests = self._num_replaced = self._num_said = 0
+        self._num_turns = self._num_requests = self._num_said = 0
+        self._replaced: Counter[str] = Counter()
 
     def act(self, action: str) -> StepResult:
         if self._call is None or self.request is None:
@@ -63,7 +67,7 @@ class ConversationEnv(TextEnv):
         content, calls = self.read_text(self.request, action)
         named = tuple(ToolCall(f"c{self._num_turns:04d}{k:04d}", *call) for k, call in enumerate(calls))
         reason = self.finish_reason if self.finish_reason != "stop" or not named else "tool_calls"
-        choice = Choice(content, named, reason)
+        choice = Choice(content, named, reason, self.token_logps)
         self._own_turns.add(request.messages, choice, self._num_turns, action)
         self._num_turns += 1
         self._choices.append(choice)
@@ -81,7 +85,7 @@ class ConversationEnv(TextEnv):
         raise NotImplementedError
 
     def _info(self) -> dict[str, Any]:
-        counted = {"num_requests": self._num_requests, "num_replaced_params": self._num_replaced}
+        counted = {"num_requests": self._num_requests, REPLACED_PARAMS: dict(self._replaced)}
         return {**super()._info(), **counted}
 
     def _take(self, call: Call) -> str:
@@ -94,7 +98,7 @@ class ConversationEnv(TextEnv):
         shown, own_turns = self._own_turns.found_in(asked.messages)
         request = replace(asked, messages=shown, own_turns=own_turns)
         self.check_request(request)
-        self._num_replaced += len(asked.replaced)
+        self._replaced.update(asked.replaced)
         self._call, self.request, self._choices, self._num_said = call, request, [], 0
         added = shown[max(own_turns, default=-1) + 1 :]
         return "\n\n".join(map(_as_text, added))[:MAX_TEXT_CHARS]
@@ -121,6 +125,18 @@ def reward_of(found: Any) -> tuple[float, bool]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"a reward must be a finite number, or a mapping with one as reward; got {found!r:.200}")
     return float(value), bool(said.get("is_success", value >= 1))
+
+
+def note_of_replaced(infos: Iterable[Mapping[str, Any]]) -> str:
+    """Return a line for the user on what episodes' requests asked for and did not get; "" for nothing."""
+    found = [info.get(REPLACED_PARAMS) for info in infos]
+    names = {str(name) for params in found if isinstance(params, Mapping) for name in params}
+    if not names:
+        return ""
+    return (
+        f"requests ask for {', '.join(sorted(names))} of their own: the run's are used instead "
+        "(sampling_params: refuse answers such requests with an error)"
+    )
 
 
 def _said_only(request: ModelRequest, text: str) -> Parsed:

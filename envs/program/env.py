@@ -50,7 +50,8 @@ class ProgramEnv(ConversationEnv):
     Info keys:
         `item_id` ("program_17"), `category` (the task's, or "program"), `is_success` (what the reward says, or that it
         is 1 or more), `is_invalid_action` (always False: any text is an answer), `num_requests` (int, that were
-        answered), `num_replaced_params` (int).
+        answered), `replaced_params` (a mapping: how often requests asked for which
+        parameter that is the run's).
 
     Data:
         The tasks are the user's; item i is the i-th.
@@ -68,7 +69,7 @@ class ProgramEnv(ConversationEnv):
         timeout_s: seconds that the program may take, without those in which it waits for the policy.
         max_parallel: requests of one program that may wait at once; one more is refused with status 429.
         sampling_params: "replace" samples as the run does where a request asks for a temperature, a `top_p` or a seed
-            of its own, or for a call of a tool in any case, and counts it in `num_replaced_params`; "refuse" answers
+            of its own, or for a call of a tool in any case, and counts it in `replaced_params`; "refuse" answers
             it with an error.
         tool_parser: vLLM's name of the parser that reads tool calls; None takes what the chat template tells.
         variables: more environment variables of the program.

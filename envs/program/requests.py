@@ -42,11 +42,13 @@ class Choice:
     Args:
         content: None where the model only calls tools.
         finish_reason: `stop`, `length` or `tool_calls`.
+        token_logps: text and log-probability of each token, with those of calls; None where they are not known.
     """
 
     content: str | None
     calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
+    token_logps: Sequence[tuple[str, float]] | None = None
 
     @property
     def message(self) -> Payload:

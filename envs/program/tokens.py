@@ -16,7 +16,7 @@ from rllm_gym.envs.wrappers import MOST_TURNS, TokenEnv, check_action
 from rllm_gym.errors import ConfigError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import first_of
-from rllm_gym.types import CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, TokenIds
+from rllm_gym.types import CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, Logps, TokenIds
 
 
 class ProgramTokenEnv(TokenEnv):
@@ -37,6 +37,7 @@ class ProgramTokenEnv(TokenEnv):
         program.check_request, program.read_text = self._check, self._read
         self._program = program
         self._parser: Any = None
+        self._logp: Sequence[float] | None = None  # of the next action's tokens
         self._actions_taken: list[list[int]] = []
         self._said: list[dict[str, str]] = []
         self._context: list[int] = []  # what the policy has read and written
@@ -49,6 +50,10 @@ class ProgramTokenEnv(TokenEnv):
         stop = (*self.stop, *request.stop)
         length = self.chat.length_up_to(ids, stop) if stop else len(ids)
         return length if request.max_tokens is None else min(length, request.max_tokens)
+
+    def take_logps(self, logp: Logps) -> None:
+        """Hear the log-probabilities of the next action's tokens, which a request may ask for."""
+        self._logp = [float(value) for value in logp]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -69,6 +74,10 @@ class ProgramTokenEnv(TokenEnv):
         is_ended = first is not None or len(self.chat.without_end(ids)) < len(ids)
         self._program.finish_reason = "stop" if is_ended else "length"
         self._program.usage = (len(self._prompt), len(ids))
+        logp, self._logp = self._logp, None
+        if logp is not None and len(logp) == len(ids):
+            kept = self._actions_taken[-1]
+            self._program.token_logps = tuple((self.chat.decode([i]), p) for i, p in zip(kept, logp, strict=False))
         self._context = self._prompt + ids
         # A text that ends it is the turn's; the program gets what is before.
         given = said if first is None else said[: first[0]]

@@ -10,7 +10,7 @@ from typing import Any, Protocol, SupportsFloat
 import numpy as np
 
 from rllm_gym.errors import EnvError
-from rllm_gym.types import AGENT, MOVES, EndReason, TokenIds
+from rllm_gym.types import AGENT, MOVES, EndReason, Logps, TokenIds
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class EnvAdapter(Protocol):
     def turn_length(self, ids: TokenIds) -> int:
         """Return how many of the sampled tokens are the turn, see `TokenEnv.turn_length`."""
 
+    def take_logps(self, logp: Logps) -> None:
+        """Hear the log-probabilities of the next action's tokens, where somebody may ask for them."""
+
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
 
     def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
@@ -78,6 +81,7 @@ class SingleAgentAdapter:
         self._env = env
         self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
         self.turn_length = env.get_wrapper_attr("turn_length") if env.has_wrapper_attr("turn_length") else len
+        self.take_logps = env.get_wrapper_attr("take_logps") if env.has_wrapper_attr("take_logps") else _ignore
         self.env_id = _env_id(env)
         self.wants_end = env.has_wrapper_attr("cut_short")
 
@@ -114,6 +118,7 @@ class MultiAgentAdapter:
     def __init__(self, env: Any):
         self._env = env
         self.turn_length = getattr(env, "turn_length", len)
+        self.take_logps = _ignore
         self.agents = tuple(env.possible_agents)
         self.env_id = _env_id(env)
 
@@ -163,7 +168,7 @@ class WithExperts:
 
     def __init__(self, adapter: EnvAdapter, *, horizon: int) -> None:
         self._adapter, self._horizon, self._num_steps = adapter, horizon, 0
-        self.turn_length = adapter.turn_length
+        self.turn_length, self.take_logps = adapter.turn_length, adapter.take_logps
         self.env_id, self.agents, self.is_multi_agent = adapter.env_id, adapter.agents, adapter.is_multi_agent
         self.wants_end = adapter.wants_end
 
@@ -198,6 +203,10 @@ class WithExperts:
         if self.is_multi_agent:
             return self.call(lambda env: env.unwrapped.expert_action(agent_id))
         return self.call(lambda env: env.get_wrapper_attr("expert_action")())
+
+
+def _ignore(logp: Logps) -> None:
+    pass
 
 
 def _end_reason(terminated: bool, truncated: bool) -> EndReason | None:

@@ -27,6 +27,7 @@ from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.repeated import Repeated
 
+from rllm_gym.envs.program.conversation import note_of_replaced
 from rllm_gym.errors import ConfigError, EngineDiedError, RllmGymError
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.models import resolve_base_model
@@ -79,6 +80,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.episode_callbacks = EpisodeCallbacks(self, self.callbacks, self.to_rllib)
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
+        self._has_told_of_params = False
         self.engines: dict[str, Engine] = {}
         self.loop: RolloutLoop | None = None
         self._background: BackgroundSampling | None = None  # once it has been asked to sample ahead
@@ -366,6 +368,10 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             if self.episode_callbacks:
                 self.episode_callbacks.episode_ended(episode)
             self.num_env_steps_sampled_lifetime += episode.num_env_steps
+        if not self._has_told_of_params and (note := note_of_replaced(episode.info for episode in episodes)):
+            self._has_told_of_params = True
+            if self.worker_index <= 1:
+                tell(note)
         if self.episode_callbacks:
             self.episode_callbacks.sample_ended(episodes)
         return finished

@@ -479,6 +479,7 @@ class RolloutLoop:
         assert flight.slot.env is not None
         length = flight.slot.env.turn_length(completion.token_ids)
         completion = completion.cut(length)
+        flight.slot.env.take_logps(completion.logp)
         agent, versions = flight.agents[stream.agent_id], completion.policy_versions
         assert agent.observation is not None
         stream.turns.append(

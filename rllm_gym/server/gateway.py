@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from rllm_gym.data.writer import Recorder
 from rllm_gym.envs.base import StepResult
-from rllm_gym.envs.program.conversation import ConversationEnv, reward_of
+from rllm_gym.envs.program.conversation import ConversationEnv, note_of_replaced, reward_of
 from rllm_gym.envs.program.endpoint import SESSION, Endpoint, Session, serve_in_thread
 from rllm_gym.envs.program.requests import Call, ModelRequest, OwnTurns, RequestError, prefix_keys
 from rllm_gym.envs.program.tokens import ProgramTokenEnv
@@ -324,8 +324,10 @@ def serve(
         stack.enter_context(_ends_on_signals(gateway))
         stack.callback(serve_in_thread(guarded(gateway.app, binding, is_bounded=True), listening))
         say(f"serving {policy.name} at {url}   (OPENAI_BASE_URL={url}/v1, ANTHROPIC_BASE_URL={url})")
-        num_recorded = num_failed = 0
+        note, num_recorded, num_failed = "", 0, 0
         for group in played(gateway, loop, drain_s=binding.drain_s):
+            if not note and (note := note_of_replaced(episode.info for episode in group.episodes)):
+                say(note)
             failed = [episode for episode in group.failed if episode.streams]
             num_failed += len(failed)
             if recorder is not None:

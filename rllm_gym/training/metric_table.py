@@ -84,6 +84,12 @@ EPISODE_METRICS = (
         "how often an environment's text spells what the chat template writes at the beginning of a turn "
         "(`<|im_start|>assistant`, `USER:`): it stays ordinary text, but a model may take it for a turn",
     ),
+    Metric(
+        ("num_replaced_params",),
+        "",
+        "how often a program asked for a `temperature`, `top_p`, `seed` or `tool_choice` of its own and got the run's "
+        "([programs](programs.md#the-endpoint))",
+    ),
     Metric(("truncated_fraction",), "share", "of episodes that did not terminate; of these:"),
     Metric(("horizon_fraction", "context_limit_fraction"), "share", "ended by the horizon; by `max_model_len`"),
     Metric(("prefix_cache_hit_fraction",), "share", "of prompt tokens whose keys and values were in the cache"),

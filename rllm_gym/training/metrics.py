@@ -56,6 +56,7 @@ def episode_metrics(
         "num_env_timeouts": sum(episode.num_env_timeouts for episode in [*episodes, *failed]),
         "num_env_steps_sampled": sum(episode.num_env_steps for episode in episodes),
         "num_role_markers_in_observations": sum(episode.num_role_markers for episode in episodes),
+        "num_replaced_params": sum(_num_replaced(episode) for episode in episodes),
         "num_sampled_tokens": sum(len(turn.action_ids) for turn in turns),
         "truncated_fraction": share("horizon") + share("context_limit") + share("truncated"),
         "horizon_fraction": share("horizon"),
@@ -127,6 +128,12 @@ def metrics_by_role(episodes: list[Episode]) -> dict[str, dict[str, float]]:
         }
         for role, played in sorted(of_role.items())
     }
+
+
+def _num_replaced(episode: Episode) -> int:
+    """Return how often a program asked for sampling of its own, see `ConversationEnv`."""
+    found = episode.info.get("replaced_params")  # of another environment it may be anything
+    return sum(count for count in found.values() if isinstance(count, int)) if isinstance(found, dict) else 0
 
 
 def _ended_it(stream: Stream, episode: Episode) -> bool:

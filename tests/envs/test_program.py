@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 import rllm_gym  # noqa: F401  (registers the environments)
+from rllm_gym.envs.program.conversation import note_of_replaced
 from rllm_gym.envs.program.env import ProgramEnv
 from rllm_gym.envs.program.requests import RequestError
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.training.metrics import episode_metrics
 from rllm_gym.types import AGENT, Completion, EndReason, SamplingParams, TaskGroup
 
 pytest.importorskip("openai")
@@ -94,7 +96,7 @@ class ScriptedEngine:
             answer = self.answer(request.messages)
             ids = self.chat.encode_action(answer) if isinstance(answer, str) else answer
             ids = np.asarray(ids, np.int64)
-            done.append(Completion(request.request_id, ids, np.zeros(len(ids), np.float32)))
+            done.append(Completion(request.request_id, ids, -np.arange(len(ids), dtype=np.float32) / 8))
         self._requests = []
         return done
 
@@ -368,7 +370,7 @@ def test_a_request_without_the_episodes_key_is_refused(make):
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"presence_penalty": 1.0}, "presence_penalty"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
@@ -391,14 +393,14 @@ def test_what_is_not_supported_is_refused_by_name(body, named):
 
 def test_a_refused_request_reaches_the_program_and_the_episode_goes_on(make):
     env = make("""
-    body = ask([user("a")], logprobs=True)
+    body = ask([user("a")], presence_penalty=1)
     assert (body["status"], body["error"]["type"]) == (400, "invalid_request_error"), body
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     print(json.dumps("b" == said(ask([user("a")], temperature=0.2, top_p=0.9))["content"] and 1))
     """)
     env.reset(seed=0)
     *_, info = env.step("b")
-    assert (info["is_success"], info["num_replaced_params"]) == (True, 2)
+    assert (info["is_success"], info["replaced_params"]) == (True, {"temperature": 1, "top_p": 1})
 
 
 def test_sampling_of_the_programs_own_is_refused_where_asked(make):
@@ -518,6 +520,32 @@ def test_more_requests_at_once_than_max_parallel_are_refused(make, tmp_path):
         time.sleep(0.05)
     env.step("b")
     assert env.step("b")[1:3] == (1.0, True)
+
+
+def test_log_probabilities_are_those_of_the_sampled_tokens(play):
+    source = """
+    from openai import OpenAI
+    options = {"model": "m", "messages": [user("a")], "logprobs": True, "stop": [" END"]}
+    [choice] = OpenAI().chat.completions.create(**options).choices
+    tokens = choice.logprobs.content
+    assert "".join(token.token for token in tokens) == "the END" and choice.message.content == "the"
+    assert [token.logprob for token in tokens] == [-k / 8 for k in range(len(tokens))]
+    chunks = list(OpenAI().chat.completions.create(stream=True, **options))
+    streamed = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
+    assert streamed == [tokens]
+    assert ask([user("a")])["choices"][0]["logprobs"] is None
+    print(1)
+    """
+    group, _ = play(source, lambda messages: "the END of it")
+    assert not group.failed, group.failed[0].error
+
+
+def test_what_is_replaced_is_counted_in_the_metrics_and_told(play):
+    group, _ = play("ask([user('a')], temperature=0.2, seed=1); print(1)", lambda messages: "b")
+    assert episode_metrics(group.episodes, [])["num_replaced_params"] == 2
+    note = note_of_replaced(episode.info for episode in group.episodes)
+    assert note.startswith("requests ask for seed, temperature of their own")
+    assert note_of_replaced([{}, {"replaced_params": {}}]) == ""
 
 
 SDK = """

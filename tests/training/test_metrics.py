@@ -112,6 +112,7 @@ def test_every_number_is_what_a_hand_makes_of_two_episodes():
             "context_limit_fraction": 0.0,
             # Prompts of 10, 15 and, rewritten, 6 tokens, and of 8.
             "prefix_cache_hit_fraction": 16 / 39,
+            "num_replaced_params": 0,
             "env_s_mean": 1.5,
             "engine_s_mean": 1.5,
             "reward_brevity_mean": 0.375,
