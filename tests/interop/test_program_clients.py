@@ -47,7 +47,114 @@ TAIL = """
 print()
 print(json.dumps({"reward": total, "is_success": info["is_success"]}))
 """
+CHAT = """
+    import os
+    from openai import OpenAI
+    parameters = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+    tools = [{"type": "function", "function": {"name": "act", "parameters": parameters}}]
+    messages = [{"role": "system", "content": "Craft."}, {"role": "user", "content": observation}]
+    while True:
+        options = {"model": "any", "messages": messages, "tools": tools}
+        if os.environ["STREAMED"] == "1":
+            with OpenAI().chat.completions.stream(**options) as stream:
+                answer = stream.get_final_completion().choices[0].message
+        else:
+            answer = OpenAI().chat.completions.create(**options).choices[0].message
+        messages.append(answer)
+        if not answer.tool_calls:
+            break
+        for call in answer.tool_calls:
+            said = act(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
+"""
+RESPONSES = """
+    import os
+    from openai import OpenAI
+    parameters = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+    tools = [{"type": "function", "name": "act", "parameters": parameters, "strict": False}]
+    items = [{"role": "user", "content": observation}]
+    while True:
+        options = {"model": "any", "instructions": "Craft.", "input": items, "tools": tools}
+        if os.environ["STREAMED"] == "1":
+            with OpenAI().responses.stream(**options) as stream:
+                answer = stream.get_final_response()
+        else:
+            answer = OpenAI().responses.create(**options)
+        items += [item.to_dict() for item in answer.output]
+        calls = [item for item in answer.output if item.type == "function_call"]
+        if not calls:
+            break
+        for call in calls:
+            said = act(**json.loads(call.arguments))
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": said})
+"""
+MESSAGES = """
+    import os
+    from anthropic import Anthropic
+    schema = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+    tools = [{"name": "act", "input_schema": schema}]
+    messages = [{"role": "user", "content": observation}]
+    while True:
+        options = {"model": "any", "max_tokens": 200, "system": "Craft.", "messages": messages, "tools": tools}
+        if os.environ["STREAMED"] == "1":
+            with Anthropic().messages.stream(**options) as stream:
+                answer = stream.get_final_message()
+        else:
+            answer = Anthropic().messages.create(**options)
+        messages.append({"role": "assistant", "content": answer.content})
+        calls = [block for block in answer.content if block.type == "tool_use"]
+        if not calls:
+            break
+        results = [{"type": "tool_result", "tool_use_id": call.id, "content": act(**call.input)} for call in calls]
+        messages.append({"role": "user", "content": results})
+"""
+# The world of the program in another language: it reads a command a line, and answers with a line of JSON.
+BEGIN = """
+print(json.dumps({"text": observation, "reward": 0.0, "is_success": False}), flush=True)
+"""
+WORLD = """
+for line in iter(sys.stdin.readline, ""):
+    text = act(line.strip())
+    print(json.dumps({"text": text, "reward": total, "is_success": info["is_success"]}), flush=True)
+"""
+NODE = r"""
+const { OpenAI } = require("openai");
+const { spawn } = require("child_process");
+const readline = require("readline");
+const world = spawn(process.env.PYTHON, [process.env.WORLD], { stdio: ["pipe", "pipe", "inherit"] });
+world.stdin.write(process.env.RLLM_GYM_TASK + "\n");
+const lines = readline.createInterface({ input: world.stdout })[Symbol.asyncIterator]();
+const read = async () => JSON.parse((await lines.next()).value);
+const parameters = { type: "object", properties: { command: { type: "string" } }, required: ["command"] };
+const tools = [{ type: "function", function: { name: "act", parameters } }];
+(async () => {
+  const client = new OpenAI();
+  let last = await read();
+  const messages = [{ role: "system", content: "Craft." }, { role: "user", content: last.text }];
+  for (;;) {
+    const options = { model: "any", messages, tools };
+    const completion = process.env.STREAMED === "1"
+      ? await client.chat.completions.stream(options).finalChatCompletion()
+      : await client.chat.completions.create(options);
+    const answer = completion.choices[0].message;
+    messages.push(answer);
+    if (!answer.tool_calls?.length) break;
+    for (const call of answer.tool_calls) {
+      world.stdin.write(JSON.parse(call.function.arguments).command + "\n");
+      last = await read();
+      messages.push({ role: "tool", tool_call_id: call.id, content: last.text });
+    }
+  }
+  world.stdin.end();
+  console.log(JSON.stringify({ reward: last.reward, is_success: last.is_success }));
+})();
+"""
 AGENTS = {
+    **{
+        f"{name}-{how}": source
+        for how in ("whole", "streamed")
+        for name, source in (("openai", CHAT), ("responses", RESPONSES), ("anthropic", MESSAGES), ("node", NODE))
+    },
     "openai-agents": """
         from agents import Agent, Runner, function_tool, set_tracing_disabled
         set_tracing_disabled(True)
@@ -106,9 +213,19 @@ def test_an_agent_of_another_project_plays_to_the_reward_of_gymnasiums_environme
     answers = iter([*(call("act", command=command) for command in commands), last])
     chat = ChatTokenizer(chat_template=ROOT / "tests" / "chat_templates" / "qwen2_5.jinja")
     load_parser("hermes", chat.tokenizer)  # takes seconds, in which a client would wait
-    agent = tmp_path / "agent.py"
-    agent.write_text(HEAD + textwrap.dedent(AGENTS[name]) + TAIL)
-    options = {"command": [str(PYTHON), str(agent)], "tasks": [{"seed": SEED}], "tokenizer": chat}
+    variables = {"STREAMED": "1" if name.endswith("streamed") else "0"}
+    if name.startswith("node"):
+        agent, world = tmp_path / "agent.cjs", tmp_path / "world.py"
+        agent.write_text(AGENTS[name])
+        world.write_text(HEAD.replace("json.load(sys.stdin)", "json.loads(sys.stdin.readline())") + BEGIN + WORLD)
+        command = [str(PYTHON.with_name("node")), str(agent)]
+        modules = PYTHON.parents[1] / "node_modules"
+        variables |= {"PYTHON": str(PYTHON), "WORLD": str(world), "NODE_PATH": str(modules)}
+    else:
+        agent = tmp_path / "agent.py"
+        agent.write_text(HEAD + textwrap.dedent(AGENTS[name]) + TAIL)
+        command = [str(PYTHON), str(agent)]
+    options = {"command": command, "tasks": [{"seed": SEED}], "tokenizer": chat, "variables": variables}
     loop = RolloutLoop(
         lambda index: gymnasium.make("rllm_gym/Program-v0", disable_env_checker=True, **options),
         {"main": ScriptedEngine(chat, lambda messages: next(answers))},
