@@ -95,6 +95,20 @@ MUTANTS = [
         f"{PROGRAM_TESTS} -k posted_once",
     ),
     Mutant(
+        "a program's removed files grow without bound",
+        f"{PROGRAM}/supervisor.py",
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))",
+        "    pass",
+        f"{PROGRAM_TESTS} -k growing_is_bounded",
+    ),
+    Mutant(
+        "requests count once they are read",
+        f"{PROGRAM}/endpoint.py",
+        "        session.enter()\n        return session\n",
+        "        return session\n",
+        f"{PROGRAM_TESTS} -k bodies_beyond",
+    ),
+    Mutant(
         "log-probabilities are not given to programs",
         "rllm_gym/rollout/loop.py",
         "flight.slot.env.take_logps(completion.logp)",

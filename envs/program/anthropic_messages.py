@@ -16,6 +16,7 @@ from rllm_gym.envs.program.requests import (
     checked,
     function_call,
     function_tool,
+    listed,
     parse_arguments,
     some,
     text_of,
@@ -49,7 +50,7 @@ def read(body: Payload) -> ModelRequest:
         messages += _messages(f"messages[{k}]", message)
     return ModelRequest(
         messages=messages,
-        tools=tuple(map(_tool, body.get("tools", ()))) if choice == "auto" else (),
+        tools=tuple(map(_tool, listed("tools", body.get("tools", [])))) if choice == "auto" else (),
         stop=texts("stop_sequences", body.get("stop_sequences", ())),
         max_tokens=whole("max_tokens", body.get("max_tokens")),
         is_streamed=body.get("stream", False) is True,

@@ -15,6 +15,7 @@ from rllm_gym.envs.program.requests import (
     RequestError,
     checked,
     function_call,
+    listed,
     parse_arguments,
     some,
     text_of,
@@ -48,10 +49,13 @@ def read(body: Payload) -> ModelRequest:
     messages = some("messages", body.get("messages"))
     choice, replaced = tool_choice(body.get("tool_choice", "auto"), replaced)
     num_choices = whole("n", body.get("n", 1), most=MAX_CHOICES)
+    stream = body.get("stream_options", {})
+    if not isinstance(stream, dict):
+        raise RequestError(f"stream_options must be an object; got {stream!r:.100}.")
     limits = [whole(name, body[name]) for name in ("max_tokens", "max_completion_tokens") if name in body]
     return ModelRequest(
         messages=[_message(k, message) for k, message in enumerate(messages)],
-        tools=tuple(map(_tool, body.get("tools", ()))) if choice == "auto" else (),
+        tools=tuple(map(_tool, listed("tools", body.get("tools", [])))) if choice == "auto" else (),
         stop=texts("stop", body.get("stop", ())),
         max_tokens=min(limits, default=None),
         num_choices=num_choices,
@@ -60,7 +64,7 @@ def read(body: Payload) -> ModelRequest:
         options={
             "model": str(body.get("model", "")),
             "has_logprobs": body.get("logprobs", False) is True,
-            "has_usage": bool((body.get("stream_options") or {}).get("include_usage")),
+            "has_usage": stream.get("include_usage") is True,
         },
     )
 

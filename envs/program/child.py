@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from rllm_gym.envs.program.supervisor import remove_folder
+from rllm_gym.envs.text_space import UNREADABLE
 
 MAX_OUTPUT_BYTES = 1 << 20  # that are kept of what a program prints, the last ones
 MAX_FOLDER_BYTES = 1 << 30
@@ -68,7 +70,8 @@ class Child:
     def last_lines(self, number: int = 10) -> str:
         """Return the end of what it said of its faults, or else of what it printed, in one line."""
         said = (self._stderr.text.strip() or self._stdout.text.strip() or "(it printed nothing)").splitlines()
-        return " | ".join(line.strip()[:300] for line in said[-number:] if line.strip())
+        # Without what a terminal, in which this may be read, takes for orders.
+        return UNREADABLE.sub("", " | ".join(line.strip()[:300] for line in said[-number:] if line.strip()))
 
     def folder_bytes(self) -> int:
         """Return the size of the files in its folder."""
@@ -86,7 +89,7 @@ class Child:
             self._owner = -1
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_TIMEOUT_S)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder)
 
     def _wait(self) -> None:
         self._process.wait()

@@ -19,12 +19,12 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rllm_gym.envs.program import anthropic_messages, chat_completions, responses
-from rllm_gym.envs.program.requests import Call, Form, RequestError
+from rllm_gym.envs.program.requests import MAX_DEPTH, Call, Form, ModelRequest, RequestError, is_deep
 
 logger = logging.getLogger(__name__)
 
@@ -60,21 +60,25 @@ class Session:
         self.refusal: RequestError | None = None
         self.posted: Any = None
         self._max_parallel = max_parallel
-        self.num_waiting = 0  # the endpoint's thread alone changes it
+        self.num_waiting = self.num_refused = 0  # requests; the endpoint's thread alone changes them
+
+    def enter(self) -> None:
+        """Take in a request, whether it has been read or not, until it leaves."""
+        if self.num_waiting >= self._max_parallel:
+            self.num_refused += 1
+            raise RequestError(
+                f"at most {self._max_parallel} requests may wait at once (max_parallel).", 429, "too_many_requests"
+            )
+        self.num_waiting += 1
 
     def submit(self, call: Call) -> None:
         """Let a call wait for its answer."""
         if self.refusal is not None:
             raise self.refusal
-        if self.num_waiting >= self._max_parallel:
-            raise RequestError(
-                f"at most {self._max_parallel} requests may wait at once (max_parallel).", 429, "too_many_requests"
-            )
         self.events.put(call)
-        self.num_waiting += 1
 
     def leave(self) -> None:
-        """Note that a call has its answer, or needs none."""
+        """Let go of a request that has its answer, or gets none."""
         self.num_waiting -= 1
 
 
@@ -99,8 +103,12 @@ class Endpoint:
     def admit(self, request: Request, *, is_reward: bool = False) -> None:
         """Refuse a request whose body need not be read."""
 
-    def submit(self, request: Request, call: Call) -> Session:
-        """Let a call wait in its session, and return that."""
+    def enter(self, request: Request) -> Session | None:
+        """Return the session of a request that is not read yet, which it enters; None where its body must tell."""
+        return None
+
+    def enter_by(self, request: Request, asked: ModelRequest) -> Session:
+        """Return the session of a request that has been read, which it enters."""
         raise NotImplementedError
 
     def take_reward(self, request: Request, reward: Any) -> None:
@@ -109,13 +117,19 @@ class Endpoint:
 
     async def _complete(self, request: Request) -> Response:
         form = FORMS[request.url.path]
-        self.admit(request)
-        call = Call(form.read(await _json(request)))
-        session = self.submit(request, call)
+        session = self.enter(request)
         try:
+            call = Call(form.read(await _json(request)))
+            session = session or self.enter_by(request, call.request)
+            session.submit(call)
             choices, usage = await _unless_gone(request, call)
+        except RequestError:
+            if session is not None:
+                session.num_refused += 1
+            raise
         finally:
-            session.leave()
+            if session is not None:
+                session.leave()
         headers = {SESSION: session.name} if session.name else {}
         if call.request.is_streamed:
             events = form.events(call.request, choices, usage)
@@ -172,9 +186,9 @@ class ProgramEndpoint(Endpoint):
     def admit(self, request: Request, *, is_reward: bool = False) -> None:
         self._session(request, is_reward=is_reward)
 
-    def submit(self, request: Request, call: Call) -> Session:
+    def enter(self, request: Request) -> Session:
         session = self._session(request)
-        session.submit(call)
+        session.enter()
         return session
 
     def take_reward(self, request: Request, reward: Any) -> None:
@@ -243,15 +257,23 @@ def _event(name: str | None, data: Any) -> str:
 
 async def _json(request: Request, of: Any = dict) -> Any:
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_REQUEST_BYTES:
-            raise RequestError(f"a request may have {MAX_REQUEST_BYTES >> 20} MiB.", 413, "too_large")
-        parts.append(part)
     try:
-        body = json.loads(b"".join(parts))
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_REQUEST_BYTES:
+                raise RequestError(f"a request may have {MAX_REQUEST_BYTES >> 20} MiB.", 413, "too_large")
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise RequestError("the client has gone.", 499, "gone") from error
+    raw = b"".join(parts)
+    try:
+        body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body must be JSON ({error}).") from error
+    if is_deep(body):
+        raise RequestError(f"the body may be nested {MAX_DEPTH} deep.")
+    if b"\\ud" in raw.lower():  # perhaps half of a surrogate pair: it has no UTF-8 form, in which answers quote it
+        body = json.loads(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
     if not isinstance(body, of) or isinstance(body, bool):
         raise RequestError(f"the body must be a JSON object; got {body!r:.100}.")
     return body

@@ -23,6 +23,7 @@ POSTED = "posted"
 TASK = "RLLM_GYM_TASK"
 MAX_TASK_BYTES = 100_000  # of a variable of the environment Linux takes 128 KiB
 LOOK_S = 1.0  # between two looks at the clock and at the folder
+MAX_REFUSED = 1000  # requests; who goes on after so many errors keeps the endpoint from others
 GRACE_S = 10.0  # in which a program may end once its requests are refused
 
 
@@ -32,7 +33,7 @@ class ProgramEnv(ConversationEnv):
     The program reads its task as JSON from standard input and from `RLLM_GYM_TASK`, and finds `OPENAI_BASE_URL` and
     `OPENAI_API_KEY` set, and Anthropic's alike. It runs in a temporary folder; with its end, and with the episode's,
     everything ends that it has started. A program that cannot be started, ends with another exit code than 0, asks for
-    nothing, takes too long or leaves no reward raises `EnvError` with the last lines that it printed.
+    nothing, takes too long, floods the endpoint or leaves no reward raises `EnvError` with its last lines.
 
     Observation:
         Text. What a request adds to the model's last answer in it: the messages, each but a user's headed by its role.
@@ -193,6 +194,8 @@ class ProgramEnv(ConversationEnv):
                 looked_s = now_s
                 if self._child is not None and self._child.folder_bytes() > MAX_FOLDER_BYTES:
                     self._fail(f"its folder may hold {MAX_FOLDER_BYTES >> 20} MiB, and holds more")
+            if self._session.num_refused > MAX_REFUSED:
+                self._fail(f"it floods the endpoint: {self._session.num_refused} of its requests were refused")
             try:
                 call = self._session.events.get(timeout=min(left_s, LOOK_S))
             except queue.Empty:

@@ -10,6 +10,9 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+MAX_STOPS = 16  # every answer is searched for each
+MAX_DEPTH = 100  # of JSON: whoever walks down what is deeper may run out of Python's stack
+
 Payload = dict[str, Any]
 
 
@@ -175,9 +178,19 @@ def _parsed(message: Payload) -> Payload:
 def parse_arguments(arguments: Any) -> Any:
     """Return a call's arguments as values, which chat templates write as JSON; a text that is none stays one."""
     try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
         return arguments
+    return arguments if is_deep(found) else found
+
+
+def is_deep(value: Any) -> bool:
+    """Return whether values are nested more than `MAX_DEPTH` deep."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        below = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [inner for inner in below if isinstance(inner, dict | list)]
+    return bool(level)
 
 
 def function_call(id_: Any, name: str, arguments: Any) -> Payload:
@@ -186,7 +199,9 @@ def function_call(id_: Any, name: str, arguments: Any) -> Payload:
 
 
 def function_tool(name: str, description: Any, parameters: Any) -> Payload:
-    """Return a tool in the form of chat completions."""
+    """Return a tool in the form of chat completions; `RequestError` where its parameters are no schema."""
+    if not isinstance(parameters, dict | None):
+        raise RequestError(f"tools: the parameters of {name!r:.100} must be an object; got {parameters!r:.100}.")
     function = {"name": name, "description": description or "", "parameters": parameters or {}}
     return {"type": "function", "function": function}
 
@@ -240,6 +255,13 @@ def some(name: str, value: Any) -> list[Any]:
     return value
 
 
+def listed(name: str, value: Any) -> list[Any]:
+    """Return a list; `RequestError` where it is something else."""
+    if not isinstance(value, list):
+        raise RequestError(f"{name} must be a list; got {value!r:.100}.")
+    return value
+
+
 def whole(name: str, value: Any, most: int | None = None) -> int:
     """Return a whole number from 1 on; `RequestError` where it is none."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
@@ -249,10 +271,12 @@ def whole(name: str, value: Any, most: int | None = None) -> int:
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Return one text or several, none of them empty; `RequestError` where it is something else."""
+    """Return one text or several, at most `MAX_STOPS`, none of them empty; `RequestError` for something else."""
     found = (value,) if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not all(isinstance(text, str) and text for text in found):
         raise RequestError(f"{name} must be a text or a list of texts; got {value!r:.100}.")
+    if len(found) > MAX_STOPS:
+        raise RequestError(f"{name} may have {MAX_STOPS} texts; got {len(found)}.")
     return tuple(found)
 
 

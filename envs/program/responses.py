@@ -16,6 +16,7 @@ from rllm_gym.envs.program.requests import (
     checked,
     function_call,
     function_tool,
+    listed,
     parse_arguments,
     some,
     text_of,
@@ -50,7 +51,7 @@ def read(body: Payload) -> ModelRequest:
         messages.append({"role": "system", "content": instructions})
     for k, item in enumerate(items):
         _add(messages, f"input[{k}]", item)
-    tools = tuple(map(_tool, body.get("tools", ())))
+    tools = tuple(map(_tool, listed("tools", body.get("tools", []))))
     return ModelRequest(
         messages=messages,
         tools=tools if choice == "auto" else (),

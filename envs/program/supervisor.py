@@ -8,6 +8,7 @@ what has left the program's process group included, and FOLDER is removed.
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import shutil
 import signal
@@ -17,6 +18,7 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl.h
 KILL_TIMEOUT_S = 10.0
+MAX_FILE_BYTES = 1 << 30
 
 
 def processes_below(root):
@@ -52,17 +54,32 @@ def kill_all_below():
         time.sleep(0.005)
 
 
+def remove_folder(folder):
+    """Remove a folder, also where it has some that nobody may write to, as a module cache of Go's has."""
+    for root, folders, _ in os.walk(folder):
+        for name in folders:
+            path = os.path.join(root, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def begin_program():
+    """End with the supervisor, and write no file that is larger than the folder may be, removed or not."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    most = MAX_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILE_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+
+
 def main():
     owner, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        program = subprocess.Popen(
-            command,
-            process_group=0,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
-        )
+        program = subprocess.Popen(command, process_group=0, preexec_fn=begin_program)
     except OSError as error:
         print(f"{command[0]} cannot be started: {error}", file=sys.stderr, flush=True)
         sys.exit(127)
@@ -71,7 +88,7 @@ def main():
     code = program.wait() if ended in ready else 0
     kill_all_below()
     if owner in ready:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
     sys.exit(code if code >= 0 else 128 - code)
 
 

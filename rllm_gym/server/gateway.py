@@ -22,7 +22,7 @@ from rllm_gym.data.writer import Recorder
 from rllm_gym.envs.base import StepResult
 from rllm_gym.envs.program.conversation import ConversationEnv, note_of_replaced, reward_of
 from rllm_gym.envs.program.endpoint import SESSION, Endpoint, Session, serve_in_thread
-from rllm_gym.envs.program.requests import Call, ModelRequest, OwnTurns, RequestError, prefix_keys
+from rllm_gym.envs.program.requests import ModelRequest, OwnTurns, RequestError, prefix_keys
 from rllm_gym.envs.program.tokens import ProgramTokenEnv
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.evaluation.policy import Policy, find_policy, playing_config
@@ -92,14 +92,14 @@ class Gateway(Endpoint):
         self._lock = threading.Lock()
         self.is_ending = False
 
-    def submit(self, request: Request, call: Call) -> Session:
+    def enter_by(self, request: Request, asked: ModelRequest) -> Session:
         name = self._name(request)
         with self._lock:
             if self.is_ending:
                 raise RequestError("the gateway ends.", 503, "ending")
-            found = self._open.get(name) if name else self._continued(call.request)
+            found = self._open.get(name) if name else self._continued(asked)
             conversation = found or self._begin(name or f"s-{secrets.token_hex(12)}")
-            conversation.submit(call)
+            conversation.enter()
         return conversation
 
     def take_reward(self, request: Request, reward: Any) -> None:

@@ -744,3 +744,131 @@ def test_tools_are_refused_where_the_template_knows_none(play):
     """
     group, _ = play(source, lambda messages: "b")
     assert group.episodes[0].streams[AGENT].total_reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tools": 5}, "tools must be a list"),
+        ({"stream_options": "x"}, "stream_options"),
+        ({"stop": [str(k) for k in range(99)]}, "may have 16 texts"),
+        ({"metadata": "DEEP"}, "nested 100 deep"),
+    ],
+)
+def test_requests_that_no_sdk_sends_are_refused_in_a_line(make, options, named):
+    source = f"""
+    deep = []
+    for _ in range(200):
+        deep = [deep]
+    options = {{name: deep if value == "DEEP" else value for name, value in {options!r}.items()}}
+    body = ask([user("a")], **options)
+    assert body["status"] == 400 and {named!r} in body["error"]["message"], body
+    ask([user("a" + chr(0xd800))], model=chr(0xd800))
+    print(1)
+    """
+    env = make(source)
+    env.reset(seed=0)
+    assert env.step("b")[1] == 1.0
+
+
+def test_a_flood_of_requests_that_are_refused_fails_its_episode(make, monkeypatch):
+    monkeypatch.setattr("rllm_gym.envs.program.env.MAX_REFUSED", 20)
+    env = make("ask([user('a')])\nwhile True: ask([])")
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="floods the endpoint"):
+        env.step("b")
+
+
+def test_bodies_beyond_max_parallel_are_not_read(make):
+    source = """
+    import socket
+    address = os.environ["OPENAI_BASE_URL"].split("/")[2].split(":")
+    head = "POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer "
+    head += os.environ["OPENAI_API_KEY"] + "\\r\\n"
+    held = []
+    for _ in range(2):  # which never send what they announce
+        held.append(socket.create_connection((address[0], int(address[1]))))
+        held[-1].sendall((head + "Content-Length: 1000\\r\\n\\r\\n").encode())
+    while ask([user("a")]).get("status") != 429:
+        time.sleep(0.01)
+    [one.close() for one in held]
+    while "status" in ask([user("b")]):
+        time.sleep(0.01)
+    print(1)
+    """
+    env = make(source, max_parallel=2)
+    is_over = False
+    env.reset(seed=0)
+    while not is_over:
+        _, reward, is_over, _, _ = env.step("b")
+    assert reward == 1.0
+
+
+@pytest.mark.timeout(60)
+def test_a_program_that_forks_on_and_on_ends_with_its_episode(make, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    source = """
+    held = os.open(os.environ["PIPE"], os.O_WRONLY)  # by all that come of this process
+    if os.fork() == 0:
+        os.setsid()
+        while True:  # each lives for a moment, and leaves another
+            if os.fork():
+                os._exit(0)
+    for _ in range(50):
+        if os.fork() == 0:
+            os.setsid()
+            threading.Event().wait()
+    ask([user("a")])
+    print(1)
+    """
+    env = make(source, variables={"PIPE": str(pipe)})
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    env.reset(seed=0)
+    os.set_blocking(reading, True)
+    assert env.step("b")[1] == 1.0
+    assert os.read(reading, 1) == b""  # nobody is left who holds the other end
+    os.close(reading)
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)"])
+def test_a_hundred_megabytes_of_complaints_are_read_and_an_end_without_a_reward_is_an_error(make, ends):
+    env = make(f"""
+    import signal
+    ask([user("a")])
+    for _ in range(100):
+        os.write(2, b"no wood \\x1b[31m" * 80_000)
+    {ends}
+    """)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match="no wood") as error:
+        env.step("b")
+    assert len(str(error.value)) < 5000 and "\x1b" not in str(error.value)
+
+
+def test_a_file_that_is_removed_and_goes_on_growing_is_bounded(make):
+    env = make("""
+    ask([user("a")])
+    with open("hidden", "wb") as file:
+        os.remove("hidden")
+        try:
+            os.truncate(file.fileno(), (1 << 30) + 1)
+        except OSError as error:
+            raise SystemExit(f"refused: {error}")
+    print(1)
+    """)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=r"refused: .*too large"):
+        env.step("b")
+
+
+def test_a_folder_that_nobody_may_write_to_is_removed_too(tmp_path):
+    from rllm_gym.envs.program.supervisor import remove_folder
+
+    inner = tmp_path / "cache" / "module"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("x")
+    inner.chmod(0o500)
+    inner.parent.chmod(0o500)
+    remove_folder(tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,311 @@
+"""Program-v0 beside the built-in environment: what its endpoint costs, and whether a policy gains as much by it.
+
+    python -m benchmarks.programs cost                     # CPU time of a turn, by a scripted policy
+    python -m benchmarks.programs learn FOLDER             # every run that has no row yet, then the table
+    python -m benchmarks.programs learn FOLDER --seeds 0   # fewer
+    python -m benchmarks.programs report FOLDER
+
+Both play TextCraft's tasks of depth 1: the built-in environment in its own words, `programs_agent.py` by calls of a
+tool.
+`learn` begins each with the shipped tiny model after SFT on its expert's dialogues of the held-out tasks, and trains by
+GRPO on the training tasks. A run's gain is the success of its last five train steps less that of its first five, up to
+the tokens that the shorter one of a seed has sampled. A row is appended to FOLDER/rows.jsonl as a run ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import interval
+from rllm_gym.types import Completion
+
+AGENT_FILE = Path(__file__).with_name("programs_agent.py")
+ARMS = ("built-in", "program")
+HORIZON = 4
+# The tiny model's own, and tools in a line each: what is written of them by larger models' templates fills its context.
+TEMPLATE = """
+{%- if tools %}{{- '<|im_start|>system\\n' }}
+{%- for tool in tools %}{{- tool.function.name ~ ': ' ~ tool.function.description ~ '\\n' }}{% endfor %}
+{{- '<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call><|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>' ~ (call.function | tojson) ~ '</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def expert_plans(split: str) -> dict[str, tuple[str, list[str]]]:
+    """Return of each task of depth 1 its first observation and the expert's actions."""
+    import gymnasium
+
+    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text", depth=1, split=split, system_prompt="")
+    plans = {}
+    for item_id in env.unwrapped.item_ids:
+        observation, _ = env.reset(seed=0, options={"item_id": item_id})
+        actions, is_over = [], False
+        while not is_over:
+            actions.append(env.unwrapped.expert_action())
+            is_over = env.step(actions[-1])[2]
+        plans[item_id] = observation, actions
+    return plans
+
+
+def called(action: str) -> str:
+    """Return an action of the expert's as a call of the tool."""
+    arguments = {"command": action.rpartition("Action:")[2].strip()}
+    return f"<tool_call>{json.dumps({'name': 'act', 'arguments': arguments})}</tool_call>"
+
+
+class Expert:
+    """An engine that says what the expert does."""
+
+    policy_version, max_context_tokens = 0, 4096
+
+    def __init__(self, chat: Any, plans: dict[str, tuple[str, list[str]]], *, calls: bool) -> None:
+        self._chat, self._calls = chat, calls
+        self._plans = {observation.strip(): actions for observation, actions in plans.values()}
+        self._requests: list[Any] = []
+
+    def submit(self, request: Any) -> None:
+        self._requests.append(request)
+
+    def step(self) -> list[Completion]:
+        done = []
+        for request in self._requests:
+            said = sum(message["role"] == "assistant" for message in request.messages)
+            task = next(message["content"] for message in request.messages if message["role"] == "user")
+            action = self._plans[task.strip()][said]
+            ids = np.asarray(self._chat.encode_action(called(action) if self._calls else action), np.int64)
+            done.append(Completion(request.request_id, ids, np.zeros(len(ids), np.float32)))
+        self._requests = []
+        return done
+
+    def abort(self, request_id: str) -> None:
+        self._requests = [request for request in self._requests if request.request_id != request_id]
+
+    def close(self) -> None:
+        pass
+
+
+def program_config(item_ids: list[str]) -> dict[str, Any]:
+    tasks = [{"item_id": item_id} for item_id in item_ids]
+    return {"command": ["python", str(AGENT_FILE)], "tasks": tasks, "tool_parser": "hermes"}
+
+
+def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Path) -> list[Any]:
+    """Let the expert play each task once; return the episodes."""
+    from rllm_gym.envs.program.tool_calls import load_parser
+    from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
+    from rllm_gym.rollout.loop import RolloutLoop
+    from rllm_gym.tokens import ChatTokenizer
+    from rllm_gym.types import SamplingParams, TaskGroup
+
+    is_program = arm == "program"
+    chat = ChatTokenizer(chat_template=template if is_program else None)
+    if is_program:
+        load_parser("hermes", chat.tokenizer)  # once for a process
+        spec = EnvironmentSpec("Program-v0", "rllm_gym/Program-v0", program_config(list(plans)))
+        names: list[Any] = [f"program_{k}" for k in range(len(plans))]
+    else:
+        config = {"depth": 1, "split": "all", "system_prompt": ""}
+        spec, names = EnvironmentSpec("TextCraft-v0", "rllm_gym/TextCraft-v0", config), list(plans)
+    loop = RolloutLoop(
+        lambda index: make_token_env(spec, chat),
+        {"main": Expert(chat, plans, calls=is_program)},
+        module_of=lambda agent_id, episode: "main",
+        num_envs=2,
+        num_env_workers=2,
+        params=SamplingParams(max_new_tokens=64),
+        max_model_len=2048,
+        max_retries=0,
+    )
+    try:
+        loop.submit([TaskGroup((0, 0, k), name, 1, seed=0) for k, name in enumerate(names)], max_episode_steps=20)
+        groups = list(loop.finished_groups())
+    finally:
+        loop.close()
+    failed = [episode.error for group in groups for episode in group.failed]
+    assert not failed, failed[0]
+    return [episode for group in groups for episode in group.episodes]
+
+
+def cost(num_tasks: int) -> None:
+    """Print the CPU time of a turn of both, with a policy that costs nothing."""
+    plans = dict(list(expert_plans("all").items())[:num_tasks])
+    template = write_template(Path("."))
+    rows = {}
+    try:
+        for arm in (*ARMS, *reversed(ARMS)):  # the first of each loads what it needs
+            before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            episodes = play_expert(arm, plans, template)
+            after = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            seconds = [a.ru_utime + a.ru_stime - b.ru_utime - b.ru_stime for a, b in zip(after, before, strict=True)]
+            num_turns = sum(len(stream.turns) for e in episodes for stream in e.streams.values())
+            rows[arm] = {"run_ms": 1e3 * seconds[0] / num_turns, "programs_ms": 1e3 * seconds[1] / num_turns}
+            rows[arm] |= {"turns": num_turns, "episodes": len(episodes), "programs_s": seconds[1] / len(episodes)}
+    finally:
+        template.unlink()
+    for arm in ARMS:
+        print(json.dumps({"arm": arm, **{name: round(value, 3) for name, value in rows[arm].items()}}))
+    print(f"ratio of the run's own CPU time a turn: {rows['program']['run_ms'] / rows['built-in']['run_ms']:.2f}")
+
+
+def write_template(folder: Path) -> Path:
+    file = (folder / "programs_template.jinja").absolute()
+    file.write_text(TEMPLATE.strip())
+    return file
+
+
+def warm_start(arm: str, folder: Path, num_steps: int) -> Path:
+    """Return the tiny model after SFT on an arm's expert dialogues of the held-out tasks, made once."""
+    model = folder / f"{arm}-sft"
+    if (model / "config.json").is_file():
+        return model
+    from rllm_gym.algorithms.sft import SFTConfig
+    from rllm_gym.cli.ray_session import prepare_driver
+    from rllm_gym.data.writer import Recorder
+    from rllm_gym.evaluation.export import export_policy
+    from rllm_gym.rollout.environments import EnvironmentSpec
+
+    template = write_template(folder)
+    recorder = Recorder(folder / f"{arm}-expert", [EnvironmentSpec(arm, arm)])
+    recorder.append(play_expert(arm, expert_plans("eval"), template), train_step=None)
+    recorder.close()
+    prepare_driver(None)
+    config = SFTConfig()
+    options = {
+        "base_model": "tiny", "data": str(folder / f"{arm}-expert"), "samples_per_step": 32, "lr": 3e-4,
+        "max_model_len": 1024, "tokens_per_micro_batch": 4096, "evaluation_interval": None, "seed": 0,
+        "num_evaluation_samples": 1, "chat_template": str(template) if arm == "program" else None,
+    }  # fmt: skip
+    config.update_from_dict({name: value for name, value in options.items() if hasattr(config, name)})
+    algo = config.build_algo()
+    for _ in range(num_steps):
+        loss = algo.train()["learners"]["default_policy"]["loss"]
+    print(json.dumps({"arm": arm, "sft_loss": round(float(loss), 3)}), flush=True)
+    checkpoint = folder / f"{arm}-checkpoint"
+    algo.save_to_path(str(checkpoint))
+    algo.stop()
+    export_policy(checkpoint, model)
+    return model
+
+
+def run_one(arm: str, seed: int, folder: Path, num_steps: int) -> dict[str, Any]:
+    """Train once and return the row."""
+    from rllm_gym.algorithms import GRPOConfig
+    from rllm_gym.cli.ray_session import prepare_driver
+
+    prepare_driver(None)
+    import ray
+
+    config = GRPOConfig()
+    if arm == "program":
+        config.environment("rllm_gym/Program-v0", env_config=program_config(list(expert_plans("train"))))
+    else:
+        config.environment("rllm_gym/TextCraft-v0", env_config={"depth": 1, "system_prompt": ""})
+    options = {
+        "base_model": str(folder / f"{arm}-sft"), "seed": seed, "groups_per_step": 4, "group_size": 8,
+        "max_model_len": 1024, "max_new_tokens": 48, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
+        "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 32,
+        "num_env_workers": 4 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
+        "engine_options": {"kv_cache_memory_bytes": 2**27}, "evaluation_interval": None, "save_trajectories": False,
+    }  # fmt: skip
+    config.update_from_dict(options)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
+    algo, begun_s, curve, num_tokens = config.build_algo(), time.perf_counter(), [], 0
+    for _ in range(num_steps):
+        found = algo.train()["env_runners"]
+        num_tokens += int(found["num_sampled_tokens"])
+        curve.append([num_tokens, round(float(found["success_rate"]), 4), int(found["num_failed_episodes"])])
+    algo.stop()
+    ray.shutdown()
+    return {"arm": arm, "seed": seed, "steps": num_steps, "curve": curve, "s": round(time.perf_counter() - begun_s)}
+
+
+def learn(folder: Path, seeds: list[int], num_steps: int, sft_steps: int) -> None:
+    """Run what has no row yet, each in a process of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = read_rows(folder)
+    for arm, seed in [(arm, seed) for seed in seeds for arm in ARMS]:
+        if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
+            continue
+        for command in (
+            ["warm", str(folder), arm, str(sft_steps)],
+            ["one", str(folder), arm, str(seed), str(num_steps)],
+        ):
+            done = subprocess.run([sys.executable, "-m", "benchmarks.programs", *command], check=False)
+            if done.returncode:
+                raise SystemExit(f"{arm}, seed {seed}: failed. The rows so far are in {folder}.")
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "rows.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def report(folder: Path) -> None:
+    """Print each arm's gain up to equal tokens, and the interval of the difference."""
+    rows = {(row["arm"], row["seed"]): row["curve"] for row in read_rows(folder)}
+    seeds = sorted({seed for _, seed in rows if all((arm, seed) in rows for arm in ARMS)})
+    gains: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for seed in seeds:
+        most = min(rows[arm, seed][-1][0] for arm in ARMS)
+        for arm in ARMS:
+            rates = [rate for tokens, rate, _ in rows[arm, seed] if tokens <= most]
+            first, last = statistics.mean(rates[:5]), statistics.mean(rates[-5:])
+            gains[arm].append(last - first)
+            print(f"{arm}, seed {seed}: {first:.3f} -> {last:.3f} in {len(rates)} steps, {most:,} sampled tokens")
+    if seeds:
+        differences = [p - b for p, b in zip(gains["program"], gains["built-in"], strict=True)]
+        for name, values in {**gains, "program less built-in": differences}.items():
+            print(f"{name}: {interval(values)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("cost").add_argument("--tasks", type=int, default=40)
+    for name in ("learn", "report", "warm", "one"):
+        command = commands.add_parser(name)
+        command.add_argument("folder", type=Path)
+        if name in ("warm", "one"):
+            command.add_argument("arm", choices=ARMS)
+        if name == "one":
+            command.add_argument("seed", type=int)
+        if name in ("warm", "one"):
+            command.add_argument("num_steps", type=int)
+        if name == "learn":
+            command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+            command.add_argument("--steps", type=int, default=20)
+            command.add_argument("--sft-steps", type=int, default=12)
+    given = parser.parse_args()
+    if given.command == "cost":
+        cost(given.tasks)
+    elif given.command == "learn":
+        learn(given.folder, given.seeds, given.steps, given.sft_steps)
+        report(given.folder)
+    elif given.command == "report":
+        report(given.folder)
+    elif given.command == "warm":
+        warm_start(given.arm, given.folder, given.num_steps)
+    else:
+        row = run_one(given.arm, given.seed, given.folder, given.num_steps)
+        with (given.folder / "rows.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
