@@ -17,16 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.report import interval
+from benchmarks.equal_tokens import append_row, report, run_missing, train
 from rllm_gym.types import Completion
 
 AGENT_FILE = Path(__file__).with_name("programs_agent.py")
@@ -174,6 +172,7 @@ def warm_start(arm: str, folder: Path, num_steps: int) -> Path:
     model = folder / f"{arm}-sft"
     if (model / "config.json").is_file():
         return model
+    folder.mkdir(parents=True, exist_ok=True)
     from rllm_gym.algorithms.sft import SFTConfig
     from rllm_gym.cli.ray_session import prepare_driver
     from rllm_gym.data.writer import Recorder
@@ -203,13 +202,8 @@ def warm_start(arm: str, folder: Path, num_steps: int) -> Path:
     return model
 
 
-def run_one(arm: str, seed: int, folder: Path, num_steps: int) -> dict[str, Any]:
-    """Train once and return the row."""
+def config_of(arm: str, seed: int, folder: Path) -> Any:
     from rllm_gym.algorithms import GRPOConfig
-    from rllm_gym.cli.ray_session import prepare_driver
-
-    prepare_driver(None)
-    import ray
 
     config = GRPOConfig()
     if arm == "program":
@@ -221,57 +215,9 @@ def run_one(arm: str, seed: int, folder: Path, num_steps: int) -> dict[str, Any]
         "max_model_len": 1024, "max_new_tokens": 48, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
         "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 32,
         "num_env_workers": 4 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
-        "engine_options": {"kv_cache_memory_bytes": 2**27}, "evaluation_interval": None, "save_trajectories": False,
+        "engine_options": {"kv_cache_memory_bytes": 2**27},
     }  # fmt: skip
-    config.update_from_dict(options)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
-    algo, begun_s, curve, num_tokens = config.build_algo(), time.perf_counter(), [], 0
-    for _ in range(num_steps):
-        found = algo.train()["env_runners"]
-        num_tokens += int(found["num_sampled_tokens"])
-        curve.append([num_tokens, round(float(found["success_rate"]), 4), int(found["num_failed_episodes"])])
-    algo.stop()
-    ray.shutdown()
-    return {"arm": arm, "seed": seed, "steps": num_steps, "curve": curve, "s": round(time.perf_counter() - begun_s)}
-
-
-def learn(folder: Path, seeds: list[int], num_steps: int, sft_steps: int) -> None:
-    """Run what has no row yet, each in a process of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = read_rows(folder)
-    for arm, seed in [(arm, seed) for seed in seeds for arm in ARMS]:
-        if any((row["arm"], row["seed"]) == (arm, seed) for row in rows):
-            continue
-        for command in (
-            ["warm", str(folder), arm, str(sft_steps)],
-            ["one", str(folder), arm, str(seed), str(num_steps)],
-        ):
-            done = subprocess.run([sys.executable, "-m", "benchmarks.programs", *command], check=False)
-            if done.returncode:
-                raise SystemExit(f"{arm}, seed {seed}: failed. The rows so far are in {folder}.")
-
-
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "rows.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
-def report(folder: Path) -> None:
-    """Print each arm's gain up to equal tokens, and the interval of the difference."""
-    rows = {(row["arm"], row["seed"]): row["curve"] for row in read_rows(folder)}
-    seeds = sorted({seed for _, seed in rows if all((arm, seed) in rows for arm in ARMS)})
-    gains: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    for seed in seeds:
-        most = min(rows[arm, seed][-1][0] for arm in ARMS)
-        for arm in ARMS:
-            rates = [rate for tokens, rate, _ in rows[arm, seed] if tokens <= most]
-            first, last = statistics.mean(rates[:5]), statistics.mean(rates[-5:])
-            gains[arm].append(last - first)
-            print(f"{arm}, seed {seed}: {first:.3f} -> {last:.3f} in {len(rates)} steps, {most:,} sampled tokens")
-    if seeds:
-        differences = [p - b for p, b in zip(gains["program"], gains["built-in"], strict=True)]
-        for name, values in {**gains, "program less built-in": differences}.items():
-            print(f"{name}: {interval(values)}")
+    return config.update_from_dict(options)
 
 
 def main() -> None:
@@ -294,17 +240,18 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "cost":
         cost(given.tasks)
-    elif given.command == "learn":
-        learn(given.folder, given.seeds, given.steps, given.sft_steps)
-        report(given.folder)
-    elif given.command == "report":
-        report(given.folder)
     elif given.command == "warm":
         warm_start(given.arm, given.folder, given.num_steps)
+    elif given.command == "one":
+        row = train(config_of(given.arm, given.seed, given.folder), given.num_steps)
+        append_row(given.folder, {"arm": given.arm, "seed": given.seed, **row})
     else:
-        row = run_one(given.arm, given.seed, given.folder, given.num_steps)
-        with (given.folder / "rows.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        if given.command == "learn":
+            for arm in ARMS:
+                command = [sys.executable, "-m", "benchmarks.programs", "warm", str(given.folder), arm]
+                subprocess.run([*command, str(given.sft_steps)], check=True)
+            run_missing("benchmarks.programs", given.folder, ARMS, given.seeds, given.steps)
+        report(given.folder, ARMS)
 
 
 if __name__ == "__main__":

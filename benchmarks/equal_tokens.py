@@ -1,0 +1,76 @@
+"""Runs of several arms and seeds that are compared at equal tokens: each in a process of its own, a row as it ends."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import interval
+
+WINDOW = 5  # train steps that a rate is the mean of
+MEASURE = "Success is that of the training episodes, over five train steps."
+
+
+def train(config: Any, num_steps: int) -> dict[str, Any]:
+    """Train by a configuration; return the curve of a row."""
+    from rllm_gym.cli.ray_session import prepare_driver
+
+    prepare_driver(None)
+    import ray
+
+    config.evaluation_interval, config.save_trajectories = None, False
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
+    algo, begun_s, curve, num_tokens = config.build_algo(), time.perf_counter(), [], 0
+    for _ in range(num_steps):
+        found = algo.train()["env_runners"]
+        num_tokens += int(found["num_sampled_tokens"])
+        curve.append([num_tokens, round(float(found["success_rate"]), 4), int(found["num_failed_episodes"])])
+    algo.stop()
+    ray.shutdown()
+    return {"steps": num_steps, "curve": curve, "s": round(time.perf_counter() - begun_s)}
+
+
+def append_row(folder: Path, row: dict[str, Any]) -> None:
+    with (folder / "rows.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "rows.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def run_missing(module: str, folder: Path, arms: Sequence[str], seeds: Sequence[int], num_steps: int) -> None:
+    """Run `python -m MODULE one FOLDER ARM SEED STEPS` for what has no row yet, seed by seed."""
+    for arm, seed in [(arm, seed) for seed in seeds for arm in arms]:
+        if any((row["arm"], row["seed"]) == (arm, seed) for row in read_rows(folder)):
+            continue
+        command = [sys.executable, "-m", module, "one", str(folder), arm, str(seed), str(num_steps)]
+        if subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"{arm}, seed {seed}: failed. The rows so far are in {folder}.")
+
+
+def report(folder: Path, arms: Sequence[str]) -> None:
+    """Print each arm's gain up to the tokens of a seed's shorter run, and the interval of the difference."""
+    rows = {(row["arm"], row["seed"]): row["curve"] for row in read_rows(folder)}
+    gains: dict[str, list[float]] = {arm: [] for arm in arms}
+    for seed in sorted({seed for _, seed in rows}):
+        if not all((arm, seed) in rows for arm in arms):
+            continue
+        most = min(rows[arm, seed][-1][0] for arm in arms)
+        for arm in arms:
+            rates = [rate for tokens, rate, _ in rows[arm, seed] if tokens <= most]
+            first, last = statistics.mean(rates[:WINDOW]), statistics.mean(rates[-WINDOW:])
+            gains[arm].append(last - first)
+            print(f"{arm}, seed {seed}: {first:.3f} -> {last:.3f} in {len(rates)} steps, {most:,} sampled tokens")
+    if gains[arms[0]]:
+        first_arm, second_arm = arms
+        differences = [b - a for a, b in zip(gains[first_arm], gains[second_arm], strict=True)]
+        for name, values in {**gains, f"{second_arm} less {first_arm}": differences}.items():
+            print(f"{name}: {interval(values)}")
