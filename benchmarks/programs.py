@@ -6,10 +6,10 @@
     python -m benchmarks.programs report FOLDER
 
 Both play TextCraft's tasks of depth 1: the built-in environment in its own words, `programs_agent.py` by calls of a
-tool.
-`learn` begins each with the shipped tiny model after SFT on its expert's dialogues of the held-out tasks, and trains by
-GRPO on the training tasks. A run's gain is the success of its last five train steps less that of its first five, up to
-the tokens that the shorter one of a seed has sampled. A row is appended to FOLDER/rows.jsonl as a run ends.
+tool. `learn` begins each with the shipped tiny model after SFT on its expert's dialogues of other tasks, the held-out
+ones and 150 of depth 2, and trains by GRPO on the training tasks. A run's gain is the success of its last five train
+steps less that of its first five, up to the tokens that the shorter one of a seed has sampled. A row is appended to
+FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rllm_gym.types import Completion
 AGENT_FILE = Path(__file__).with_name("programs_agent.py")
 ARMS = ("built-in", "program")
 HORIZON = 4
+SFT_TASKS = 150  # of depth 2, beside the held-out ones of depth 1
 # The tiny model's own, and tools in a line each: what is written of them by larger models' templates fills its context.
 TEMPLATE = """
 {%- if tools %}{{- '<|im_start|>system\\n' }}
@@ -45,11 +46,11 @@ TEMPLATE = """
 """
 
 
-def expert_plans(split: str) -> dict[str, tuple[str, list[str]]]:
-    """Return of each task of depth 1 its first observation and the expert's actions."""
+def expert_plans(split: str, depth: int = 1) -> dict[str, tuple[str, list[str]]]:
+    """Return of each task of a depth its first observation and the expert's actions."""
     import gymnasium
 
-    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text", depth=1, split=split, system_prompt="")
+    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text", depth=depth, split=split, system_prompt="")
     plans = {}
     for item_id in env.unwrapped.item_ids:
         observation, _ = env.reset(seed=0, options={"item_id": item_id})
@@ -118,7 +119,7 @@ def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Pat
         spec = EnvironmentSpec("Program-v0", "rllm_gym/Program-v0", program_config(list(plans)))
         names: list[Any] = [f"program_{k}" for k in range(len(plans))]
     else:
-        config = {"depth": 1, "split": "all", "system_prompt": ""}
+        config = {"split": "all", "system_prompt": ""}
         spec, names = EnvironmentSpec("TextCraft-v0", "rllm_gym/TextCraft-v0", config), list(plans)
     loop = RolloutLoop(
         lambda index: make_token_env(spec, chat),
@@ -168,7 +169,7 @@ def write_template(folder: Path) -> Path:
 
 
 def warm_start(arm: str, folder: Path, num_steps: int) -> Path:
-    """Return the tiny model after SFT on an arm's expert dialogues of the held-out tasks, made once."""
+    """Return the tiny model after SFT on an arm's expert dialogues of other tasks, made once."""
     model = folder / f"{arm}-sft"
     if (model / "config.json").is_file():
         return model
@@ -181,7 +182,8 @@ def warm_start(arm: str, folder: Path, num_steps: int) -> Path:
 
     template = write_template(folder)
     recorder = Recorder(folder / f"{arm}-expert", [EnvironmentSpec(arm, arm)])
-    recorder.append(play_expert(arm, expert_plans("eval"), template), train_step=None)
+    plans = expert_plans("eval") | dict(list(expert_plans("train", depth=2).items())[:SFT_TASKS])
+    recorder.append(play_expert(arm, plans, template), train_step=None)
     recorder.close()
     prepare_driver(None)
     config = SFTConfig()
@@ -236,7 +238,7 @@ def main() -> None:
         if name == "learn":
             command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
             command.add_argument("--steps", type=int, default=20)
-            command.add_argument("--sft-steps", type=int, default=12)
+            command.add_argument("--sft-steps", type=int, default=100)
     given = parser.parse_args()
     if given.command == "cost":
         cost(given.tasks)

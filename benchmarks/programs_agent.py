@@ -22,7 +22,7 @@ def ask(messages: list) -> dict:
 
 def main() -> None:
     task = json.load(sys.stdin)
-    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text", depth=1)
+    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text")
     observation, info = env.reset(seed=0, options={"item_id": task["item_id"]})
     messages, reward, is_over = [{"role": "user", "content": observation}], 0.0, False
     while not is_over:

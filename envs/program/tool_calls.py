@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 from rllm_gym.errors import ConfigError, nearest
@@ -41,6 +42,8 @@ def load_parser(name: str, tokenizer: Any) -> Any:
             "tool_parser: tool calls are read by vLLM's parsers, and vLLM is not installed. "
             'pip install "rllm-gym[cpu]", or play a program that uses no tools.'
         ) from error
+    # It logs a traceback for each text that is no call, which is for a model to learn.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
     known = [*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers]
     if name not in known:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.program.conversation import note_of_replaced
 from rllm_gym.envs.program.env import ProgramEnv
 from rllm_gym.envs.program.requests import RequestError
+from rllm_gym.envs.program.tool_calls import load_parser, parse
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
@@ -702,6 +704,9 @@ def test_vllms_parser_reads_the_calls(play, qwen):
     head = f"STREAMED, CRAFT = False, {CRAFT!r}\n"
     group, _ = play(head + COMPLETIONS, lambda messages: next(answers), tokenizer=qwen)
     assert group.episodes[0].streams[AGENT].total_reward == 1.0
+    parser = load_parser("hermes", qwen.tokenizer)
+    assert parse(parser, "<tool_call>{no JSON</tool_call>") == ("<tool_call>{no JSON</tool_call>", [])
+    assert not logging.getLogger("vllm.tool_parsers.hermes_tool_parser").isEnabledFor(logging.ERROR)
 
 
 def test_what_a_tools_description_spells_is_text(qwen):
