@@ -148,8 +148,7 @@ def load_teacher(teacher: str, dtype: str, trust_remote_code: bool = False) -> A
             f"Distill: a teacher must be one policy; got {teacher!r} with {', '.join(policies) or 'none'}. "
             "Give one of them as a model: rllm-gym export CHECKPOINT FOLDER --module NAME."
         )
-    policy = LLMModule.from_checkpoint(str(module_folder(checkpoint, policies[0])))
-    lm = policy.lm if policy.model_config["lora"] is None else policy.lm.merge_and_unload()
+    lm = LLMModule.from_checkpoint(str(module_folder(checkpoint, policies[0]))).merge_adapter()
     return lm.to(getattr(torch, dtype))
 
 

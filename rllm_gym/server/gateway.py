@@ -41,7 +41,7 @@ WAIT_S = 0.1  # between two looks for what has begun or lain idle
 
 
 def ended() -> RequestError:
-    """Return what a conversation that has ended answers; the SDKs ask again by themselves."""
+    """Return the answer of a conversation that has ended; the SDKs ask again by themselves."""
     return RequestError("this conversation has just ended. Ask again: that begins another one.", 503, "has_ended")
 
 

@@ -132,7 +132,7 @@ def _is_readable(body: bytes) -> bool:
 
 
 def _key_in(headers: dict[bytes, bytes]) -> bytes:
-    """Return what a request is let in by."""
+    """Return the words of a request that let it in."""
     return headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
 
 
