@@ -132,7 +132,7 @@ def _is_readable(body: bytes) -> bool:
 
 
 def _key_in(headers: dict[bytes, bytes]) -> bytes:
-    """Return the words of a request that let it in."""
+    """Return the key of a request, as OpenAI's or Anthropic's clients send it."""
     return headers.get(b"authorization") or b"Bearer " + headers.get(b"x-api-key", b"")
 
 
