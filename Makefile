@@ -10,6 +10,8 @@ PYTHON ?= python3
 TORCH_VERSION = 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+# For what is compiled from C and C++: on all cores, where this make would tell theirs to use one.
+COMPILE = MAKEFLAGS=-j$(shell getconf _NPROCESSORS_ONLN)
 # Not compiled: of 28,000 files few are ever imported, and Python compiles those when they are.
 INSTALL = $(PIP) install -q --no-compile
 # And keeps them: without, every process of a run would take 15 seconds more to compile them anew.
@@ -54,20 +56,21 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 
 $(INSTALLED): $(TRAINER)
 	@echo "make: installing what all environments and the tests need: a few minutes, once"
-	$(INSTALL) -c constraints.txt -e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,programs,docs,dev]"
+# Meanwhile Python compiles what the first tests import, once; another device's vLLM may lack the last of it.
+	$(VENV)/bin/python -c "import deepspeed, ray.rllib, vllm.v1.engine.llm_engine, vllm.v1.worker.cpu_worker" >/dev/null 2>&1 & \
+		$(INSTALL) -c constraints.txt \
+		-e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,programs,docs,dev]" && wait
 # Its interpreter is compiled from C.
-	$(INSTALL) -c constraints.txt -e ".[textworld]" || \
+	$(COMPILE) $(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
 # Its planner is compiled from C++, by the `python` and the `cmake` that come first in PATH, which pip's isolation hides.
-	{ $(INSTALL) "cmake<4" && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(INSTALL) --no-build-isolation \
+	{ $(INSTALL) "cmake<4" && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(COMPILE) $(INSTALL) --no-build-isolation \
 		-c constraints.txt fast-downward-textworld && $(INSTALL) -c constraints.txt -e ".[alfworld]"; } || \
 		echo "make: ALFWorld-v0 is left out, for its planner needs a C++ compiler and make; the rest is installed"
 # They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
 	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob openenv
 # A browser for the web environments, where there is none; without a network the others still work.
 	$(VENV)/bin/python -m rllm_gym.envs.web.install
-# Once, and not in each of the first tests: Python compiles what it imports. Another device's vLLM may lack the last one.
-	-@$(VENV)/bin/python -c "import deepspeed, ray.rllib, vllm.v1.engine.llm_engine, vllm.v1.worker.cpu_worker" >/dev/null 2>&1
 	touch $@
 
 quickstart: $(TRAINER)
