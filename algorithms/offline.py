@@ -173,7 +173,13 @@ class OfflineAlgorithm(LLMAlgorithm):
             group_size=1,
         )
         horizons = [schedule.last for schedule in config.horizon_schedules.values()]
-        player = ExpertPlayer(environments, maker.chat, horizons=horizons)
+        player = ExpertPlayer(
+            environments,
+            maker.chat,
+            horizons=horizons,
+            env_timeout_s=config.env_timeout_s,
+            env_process=config.env_process,
+        )
         groups = tasks.groups(0, config.num_expert_episodes if split is None else config.num_evaluation_samples)
         num_unsolved = 0
         for episode in play_experts(player, groups, num_workers=config.num_expert_workers):

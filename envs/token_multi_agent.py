@@ -88,9 +88,14 @@ class TokenMultiAgentEnv:
     def stop_ids(self) -> tuple[int, ...]:
         return self.chat.stop_ids
 
+    @property
+    def turn_limits(self) -> tuple[tuple[str, ...], int | None]:
+        """See `TokenEnv`."""
+        return self.stop, None
+
     def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
         """Return how many tokens of what was sampled are the action, see `TokenEnv`."""
-        return self.chat.length_up_to(ids, self.stop) if self.stop else len(ids)
+        return self.chat.turn_length(ids, self.turn_limits)
 
     def encode_action(self, text: str) -> TokenIds:
         """Return the action for `text`: its ids and the end-of-turn token."""

@@ -116,9 +116,14 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     def stop_ids(self) -> tuple[int, ...]:
         return self.chat.stop_ids
 
+    @property
+    def turn_limits(self) -> tuple[tuple[str, ...], int | None]:
+        """The texts that end a turn, and the most tokens that it may have."""
+        return self.stop, None
+
     def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
         """Return how many tokens of what was sampled are the action: those up to the one in which a stop text ends."""
-        return self.chat.length_up_to(ids, self.stop) if self.stop else len(ids)
+        return self.chat.turn_length(ids, self.turn_limits)
 
     def encode_action(self, text: str) -> TokenIds:
         """Return the action that says `text`, as an expert would: its ids and the end-of-turn token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -58,3 +59,13 @@ def nearest(got: object, known: Iterable[str]) -> str:
     """Return the known name most like `got`, for messages about unknown ones."""
     by_lower = {name.lower(): name for name in sorted(known, reverse=True)}
     return by_lower[difflib.get_close_matches(str(got).lower(), by_lower, n=1, cutoff=0.0)[0]]
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's type, message and innermost frame in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    try:
+        message = str(error)
+    except Exception as other:  # an exception of somebody's; this thread must not end with it
+        message = f"(its message cannot be made: {type(other).__name__})"
+    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno} in {frame.name})"

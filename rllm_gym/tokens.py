@@ -282,6 +282,16 @@ class ChatTokenizer:
         length = first_token_at(listed, end, self.decode_action)
         return len(listed) if len(self.without_end(listed)) <= length else length
 
+    def turn_length(self, ids: Sequence[int] | TokenIds, limits: tuple[Sequence[str], int | None]) -> int:
+        """Return how many of the sampled tokens are the turn, see `length_up_to`.
+
+        Args:
+            limits: the texts that end a turn, and the most tokens that it may have.
+        """
+        stop, most = limits
+        length = self.length_up_to(ids, stop) if stop else len(ids)
+        return length if most is None else min(length, most)
+
     def said(self, ids: Sequence[int]) -> str:
         """Return the text of a sampled turn for the other side, without the token that ended it.
 

@@ -308,9 +308,14 @@ def _copy_of(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
-        with contextlib.suppress(Exception):
-            return repr(value)[:MAX_REPR_CHARS]
-        return f"<{type(value).__name__}>"
+        return text_of(value)
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a value that cannot be kept itself."""
+    with contextlib.suppress(Exception):
+        return repr(value)[:MAX_REPR_CHARS]
+    return f"<{type(value).__name__}>"
 
 
 def outcomes(episodes: Sequence[Episode]) -> list[tuple[float, ...]]:

@@ -44,12 +44,11 @@ class ProgramTokenEnv(TokenEnv):
         self._prompt: list[int] = []  # of the request that waits
         self._num_before = 0
 
-    def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
-        """Return how many tokens of what was sampled are the answer, as the request has it cut off."""
+    @property
+    def turn_limits(self) -> tuple[tuple[str, ...], int | None]:
+        """The texts that end an answer, and its most tokens, as the request has them."""
         request = self._program.request
-        stop = (*self.stop, *request.stop)
-        length = self.chat.length_up_to(ids, stop) if stop else len(ids)
-        return length if request.max_tokens is None else min(length, request.max_tokens)
+        return (self.stop, None) if request is None else ((*self.stop, *request.stop), request.max_tokens)
 
     def take_logps(self, logp: Logps) -> None:
         """Hear the log-probabilities of the next action's tokens, which a request may ask for."""

@@ -107,10 +107,18 @@ class SamplingOptions(OptionTable):
     num_env_workers: Annotated[
         CountOrZero,
         Doc(
-            "threads that step the environments while the engine decodes; with 0 there is one, which is waited for in "
-            "a fixed order: seeded runs repeat bit for bit, and cheap environments are fastest so."
+            "threads that call the environments while the engine decodes, each environment's calls from one of them "
+            "for life; with 0 there is one, which is waited for in a fixed order: seeded runs repeat bit for bit, and "
+            "cheap environments are fastest so."
         ),
     ] = 0
+    env_process: Annotated[
+        bool,
+        Doc(
+            "give each environment a process of its own, where the main thread calls it: for one that sets signal "
+            "handlers or timers, crashes, or leaves processes behind. It costs some 100 MB and a second or two each."
+        ),
+    ] = False
     episode_timeout_s: Annotated[
         Positive | None, Doc("wall seconds after which an episode has failed; null never.")
     ] = None

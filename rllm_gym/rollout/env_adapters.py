@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -66,7 +67,7 @@ def adapt_env(env: Any) -> EnvAdapter:
 
     An adapter is returned as it is.
     """
-    if isinstance(env, WithExperts):
+    if hasattr(env, "wants_end"):
         return env
     return MultiAgentAdapter(env) if hasattr(env, "possible_agents") else SingleAgentAdapter(env)
 
@@ -81,7 +82,7 @@ class SingleAgentAdapter:
         self._env = env
         self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
         self.turn_length = env.get_wrapper_attr("turn_length") if env.has_wrapper_attr("turn_length") else len
-        self.take_logps = env.get_wrapper_attr("take_logps") if env.has_wrapper_attr("take_logps") else _ignore
+        self.take_logps = env.get_wrapper_attr("take_logps") if env.has_wrapper_attr("take_logps") else ignore_logps
         self.env_id = _env_id(env)
         self.wants_end = env.has_wrapper_attr("cut_short")
 
@@ -118,7 +119,7 @@ class MultiAgentAdapter:
     def __init__(self, env: Any):
         self._env = env
         self.turn_length = getattr(env, "turn_length", len)
-        self.take_logps = _ignore
+        self.take_logps = ignore_logps
         self.agents = tuple(env.possible_agents)
         self.env_id = _env_id(env)
 
@@ -168,15 +169,9 @@ class WithExperts:
 
     def __init__(self, adapter: EnvAdapter, *, horizon: int) -> None:
         self._adapter, self._horizon, self._num_steps = adapter, horizon, 0
-        self.turn_length, self.take_logps = adapter.turn_length, adapter.take_logps
-        self.env_id, self.agents, self.is_multi_agent = adapter.env_id, adapter.agents, adapter.is_multi_agent
-        self.wants_end = adapter.wants_end
 
-    def stop_ids(self, agent_id: str) -> tuple[int, ...]:
-        return self._adapter.stop_ids(agent_id)
-
-    def cut_short(self) -> EnvStep:
-        return self._adapter.cut_short()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)  # one in another process knows its agents after the first call only
 
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
         self._num_steps = 0
@@ -186,12 +181,6 @@ class WithExperts:
         self._num_steps += 1
         return self._with_moves(self._adapter.step(actions))
 
-    def call(self, function: Callable[[Any], Any]) -> Any:
-        return self._adapter.call(function)
-
-    def close(self) -> None:
-        self._adapter.close()
-
     def _with_moves(self, step: EnvStep) -> EnvStep:
         if self._num_steps >= self._horizon:
             return step
@@ -199,13 +188,23 @@ class WithExperts:
         return replace(step, infos={**step.infos, **infos})
 
     def expert_action(self, agent_id: str) -> str:
-        """Return the expert's action for an agent."""
-        if self.is_multi_agent:
-            return self.call(lambda env: env.unwrapped.expert_action(agent_id))
-        return self.call(lambda env: env.get_wrapper_attr("expert_action")())
+        """Return the expert's action for an agent.
+
+        Raises:
+            NotImplementedError: the environment has none.
+        """
+        agent = (agent_id,) if self.is_multi_agent else ()
+        return self.call(functools.partial(_ask_expert, agent=agent))
 
 
-def _ignore(logp: Logps) -> None:
+def _ask_expert(env: Any, agent: tuple[str, ...]) -> str:
+    if not hasattr(env.unwrapped, "expert_action"):
+        raise NotImplementedError
+    expert = env.unwrapped.expert_action if agent else env.get_wrapper_attr("expert_action")
+    return expert(*agent)
+
+
+def ignore_logps(logp: Logps) -> None:
     pass
 
 

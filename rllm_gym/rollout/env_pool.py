@@ -1,4 +1,4 @@
-"""Environments that are reused by reset, and the threads that step them while engines decode."""
+"""Environments that are reused by reset, and the threads, one for life, that call them while engines decode."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import math
 import queue
 import threading
 import time
-import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from rllm_gym.errors import EnvError
+from rllm_gym.errors import EnvError, describe
 from rllm_gym.rollout.env_adapters import EnvAdapter, adapt_env
+from rllm_gym.rollout.env_process import EnvProcess
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,13 @@ class _State(Enum):
 
 @dataclass(eq=False)
 class EnvSlot:
-    """A place for one environment, made by its first job. `is_hung`: a call of it has not come back."""
+    """A place for one environment, made by its first job, in the thread in which all its calls are made."""
 
     env_index: int
+    worker: _Worker
     env: EnvAdapter | None = None
     job: EnvJob | None = None
-    is_hung: bool = False
+    is_hung: bool = False  # a call of it has not come back
 
     @property
     def name(self) -> str:
@@ -49,7 +50,7 @@ class EnvJob:
     """One call into a slot's environment.
 
     `call` is what it is in: `make`, `reset`, `step`, `call` or `close`. `error` is the text of what it raised, or that
-    it timed out; `seconds` its wall time.
+    it timed out, or `is_lost`: its thread hangs in another environment. `seconds` is its wall time.
     """
 
     slot: EnvSlot
@@ -61,6 +62,7 @@ class EnvJob:
     result: Any = None
     error: str | None = None
     is_timed_out: bool = False
+    is_lost: bool = False
     seconds: float = 0.0
     state: _State = _State.QUEUED
 
@@ -74,36 +76,62 @@ class EnvJob:
             self.result = getattr(self.slot.env, self.method)(*self.args)
         except BaseException as error:
             # Environments are foreign code: whatever one raises, sys.exit() too, fails its episode and not the run.
-            self.error = describe(error)
+            if self.state is not _State.ABANDONED:  # else it was told already
+                self.error = describe(error)
             if self.call == "close":
-                logger.warning("closing %s failed: %s", self.slot.name, self.error)
-        finally:
+                logger.warning("closing %s failed: %s", self.slot.name, describe(error))
+        if self.state is not _State.ABANDONED:
             self.seconds = time.perf_counter() - start_s
 
     def _begin(self, call: str) -> None:
         self.call, self.call_begun_s = call, time.perf_counter()
 
 
-def describe(error: BaseException) -> str:
-    """Return an exception's type, message and innermost frame in one line."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    try:
-        message = str(error)
-    except Exception as other:  # an exception of somebody's; this thread must not end with it
-        message = f"(its message cannot be made: {type(other).__name__})"
-    return f"{type(error).__name__}: {message} ({frame.filename}:{frame.lineno} in {frame.name})"
+class _Worker:
+    """A thread and the environments that live in it; `is_hung` once one of them does not come back."""
+
+    def __init__(self, make_env: Callable[[int], Any], done: queue.SimpleQueue[EnvJob], lock: threading.Lock) -> None:
+        self._make_env, self._done, self._lock = make_env, done, lock
+        self._jobs: queue.SimpleQueue[EnvJob | None] = queue.SimpleQueue()
+        self.slots: list[EnvSlot] = []
+        self.is_hung = False
+        threading.Thread(target=self._work, name="env-worker", daemon=True).start()
+
+    def give(self, job: EnvJob | None) -> None:
+        """Queue a job; None ends the thread after those that it has."""
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while not self.is_hung and (job := self._jobs.get()) is not None:
+            with self._lock:
+                if job.state is _State.ABANDONED:
+                    continue
+                job.state = _State.RUNNING
+            job.run(self._make_env)
+            with self._lock:
+                is_abandoned = job.state is _State.ABANDONED
+                if not is_abandoned:
+                    job.state = _State.DONE
+            if not is_abandoned:
+                self._done.put(job)
+        if self.is_hung:  # the call has come back, and nobody waits for it
+            for slot in self.slots:
+                if slot.env is not None:
+                    EnvJob(slot, None, "close").run(self._make_env)
 
 
 class EnvPool:
     """At most `num_envs` environments and the threads that call them.
 
-    An environment is called by whichever thread is free, so with several workers it must not be tied to one. A thread
-    cannot be killed: where a call takes longer than `timeout_s`, the environment and its thread are abandoned and
-    replaced; should the call ever return, its thread closes the environment and ends.
+    All calls of an environment, its making and closing too, come from one thread: that with the fewest environments
+    when it was made. A thread cannot be killed: where a call takes longer than `timeout_s`, the environment and its
+    thread are abandoned, and the thread's other environments with them, since no other thread may call them. What is
+    played in these ends with `EnvJob.is_lost`. Should the call ever return, its thread closes them all and ends. An
+    environment in a process of its own (`env_process.py`) is killed instead, and its thread goes on.
 
     Args:
         make_env: environment index -> token-level environment; called in a worker.
-        num_envs: environments in use or idle at any time; those abandoned in a hung call are not counted.
+        num_envs: environments in use or idle at any time; those abandoned are not counted.
         num_workers: threads. 0 is one, which works only while `poll` waits for it, on one job after the other in the
             order of submission.
         timeout_s: bounds every call into an environment: making, resetting, stepping and closing it. None is no bound.
@@ -113,49 +141,51 @@ class EnvPool:
         self, make_env: Callable[[int], Any], *, num_envs: int, num_workers: int, timeout_s: float | None = None
     ):
         self._make_env = make_env
-        self._num_envs, self._num_workers = num_envs, max(1, num_workers)
+        self._num_envs = num_envs
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._in_order: deque[EnvJob] | None = None if num_workers else deque()
         self.num_jobs = 0  # calls that are queued or running
         self._in_use: list[EnvSlot] = []
         self._idle: list[EnvSlot] = []  # most recently used last
-        self._jobs: queue.SimpleQueue[EnvJob | None] = queue.SimpleQueue()
         self._given: list[EnvJob] = []  # what the workers have got and not done
         self._done: queue.SimpleQueue[EnvJob] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards EnvJob.state
         self._is_closed = False
-        for _ in range(self._num_workers):
-            self._start_worker()
+        self._workers = [self._new_worker() for _ in range(min(max(1, num_workers), num_envs))]
 
     def acquire(self, env_index: int) -> EnvSlot | None:
         """Return an idle slot of this index, or an empty one; None while `num_envs` are in use."""
         if len(self._in_use) >= self._num_envs:
             return None
-        slot = next((slot for slot in reversed(self._idle) if slot.env_index == env_index), None)
-        if slot is not None:
+        num_in_use = Counter(id(slot.worker) for slot in self._in_use)
+        fitting = [slot for slot in reversed(self._idle) if slot.env_index == env_index]
+        if fitting:  # whose thread has the least to do; of these the one that was used last
+            slot = min(fitting, key=lambda slot: num_in_use[id(slot.worker)])
             self._idle.remove(slot)
         else:
-            slot = EnvSlot(env_index)
             if len(self._in_use) + len(self._idle) >= self._num_envs:
                 self._close_env(self._idle.pop(0))  # another index's: make room
+            worker = min(self._workers, key=lambda worker: len(worker.slots))
+            slot = EnvSlot(env_index, worker)
+            worker.slots.append(slot)
         self._in_use.append(slot)
         return slot
 
     def release(self, slot: EnvSlot) -> None:
-        """Give a slot back; its environment will be used again."""
+        """Give a slot back; its environment will be used again, unless its thread hangs."""
         self._in_use.remove(slot)
-        self._idle.append(slot)
+        if not slot.worker.is_hung:
+            self._idle.append(slot)
 
     def discard(self, slot: EnvSlot) -> None:
-        """Never use this slot's environment again. It is closed now, or when the call that hangs in it returns."""
+        """Never use this slot's environment again. It is closed now, or when what hangs in its thread returns."""
         self._in_use.remove(slot)
         job, slot.job = slot.job, None
         if job is not None:
             self.num_jobs -= 1
             self._abandon(job)
             self._given = [given for given in self._given if given is not job]
-        if not slot.is_hung:
-            self._close_env(slot)
+        self._close_env(slot)
 
     def submit(self, slot: EnvSlot, owner: Any, method: str, *args: Any) -> None:
         """Queue `reset` or `step` of the slot's environment."""
@@ -206,19 +236,31 @@ class EnvPool:
         end_s = time.perf_counter() + CLOSE_TIMEOUT_S
         while self._given and time.perf_counter() < end_s:
             self._await_answers(end_s - time.perf_counter())
-        for _ in range(self._num_workers):
-            self._jobs.put(None)
+        for worker in self._workers:
+            worker.give(None)
 
     def _close_env(self, slot: EnvSlot) -> None:
-        """Have a worker close an environment; nobody waits for it, but where all is in order."""
-        if slot.env is not None:
+        """Have its worker close an environment; nobody waits for it, but where all is in order."""
+        if slot.worker.is_hung:
+            return
+        slot.worker.slots.remove(slot)
+        if slot.env is not None and not slot.is_hung:
             self._give(EnvJob(slot, None, "close"))
             if self._in_order is not None and not self._is_closed:
                 self._await_answers(math.inf)
 
     def _give(self, job: EnvJob) -> None:
         self._given.append(job)
-        self._jobs.put(job)
+        if job.slot.worker.is_hung:
+            self._lose(job)
+        else:
+            job.slot.worker.give(job)
+
+    def _lose(self, job: EnvJob) -> None:
+        """Answer a job whose environment nobody can call any more."""
+        job.state, job.is_lost = _State.DONE, True
+        job.error = f"EnvPool: {job.slot.name} is made anew, since another environment hangs in its thread."
+        self._done.put(job)
 
     def _await_answers(self, timeout_s: float) -> list[EnvJob]:
         """Return the resets and steps that have ended or take too long; wait up to `timeout_s` for the first."""
@@ -255,32 +297,31 @@ class EnvPool:
         return True
 
     def _abandon(self, job: EnvJob, *, only_if_running: bool = False) -> bool:
-        """Never take a job's answer, and put a new worker in the place of one that is in it; return whether one is."""
+        """Never take a job's answer; return whether it is under way.
+
+        Then its process is killed, if it has one, and else its thread replaced.
+        """
         with self._lock:
             is_running = job.state is _State.RUNNING
             if is_running or not only_if_running:
                 job.state = _State.ABANDONED
-        if is_running:
-            job.slot.is_hung = True
-            self._start_worker()
+            if is_running:
+                slot = job.slot
+                slot.is_hung, process = True, slot.env if isinstance(slot.env, EnvProcess) else None
+                slot.worker.is_hung = process is None
+        if is_running and process is not None:
+            process.kill()
+        elif is_running:
+            self._replace(slot.worker)
         return is_running
 
-    def _start_worker(self) -> None:
-        threading.Thread(target=self._work, name="env-worker", daemon=True).start()
+    def _replace(self, worker: _Worker) -> None:
+        """Put a new worker in the place of one that hangs; all that is queued for its environments is lost."""
+        self._workers[self._workers.index(worker)] = self._new_worker()
+        self._idle = [slot for slot in self._idle if slot.worker is not worker]
+        for job in self._given:
+            if job.slot.worker is worker and job.state is _State.QUEUED:
+                self._lose(job)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            with self._lock:
-                if job.state is _State.ABANDONED:
-                    continue
-                job.state = _State.RUNNING
-            job.run(self._make_env)
-            with self._lock:
-                is_abandoned = job.state is _State.ABANDONED
-                if not is_abandoned:
-                    job.state = _State.DONE
-            if is_abandoned:
-                if job.slot.env is not None and job.method != "close":
-                    EnvJob(job.slot, None, "close").run(self._make_env)
-                return
-            self._done.put(job)
+    def _new_worker(self) -> _Worker:
+        return _Worker(self._make_env, self._done, self._lock)

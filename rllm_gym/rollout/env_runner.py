@@ -39,7 +39,13 @@ from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, mak
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, tell, tell_progress
 from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, base_models_of, make_engines
-from rllm_gym.rollout.rllib_episode import EpisodeCallbacks, RLlibEpisode, has_episode_callbacks, to_rllib_episode
+from rllm_gym.rollout.rllib_episode import (
+    EPISODE_CALLBACKS,
+    EpisodeCallbacks,
+    RLlibEpisode,
+    has_callbacks,
+    to_rllib_episode,
+)
 from rllm_gym.signals import outlive_sigterm
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import (
@@ -76,7 +82,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             outlive_sigterm()
         self.callbacks = [cls() for cls in force_list(self.config.callbacks_class)]
         self.episode_callbacks = None
-        if has_episode_callbacks(self.config, self.callbacks):
+        if has_callbacks(self.config, self.callbacks, *EPISODE_CALLBACKS):
             self.episode_callbacks = EpisodeCallbacks(self, self.callbacks, self.to_rllib)
         self.weights_seq_no: int | None = None
         self.num_groups_sampled = 0
@@ -88,6 +94,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.error: str | None = None
         with self._errors_kept():
             self._open_tokenizer()
+            if self._has_env_processes and has_callbacks(self.config, self.callbacks, "on_environment_created"):
+                raise ConfigError(
+                    "env_process: on_environment_created gets an environment, which is in another process; got both. "
+                    "Leave one of them out."
+                )
 
     @contextlib.contextmanager
     def _errors_kept(self) -> Iterator[None]:
@@ -116,7 +127,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         self.chat = ChatTokenizer(model, vocab_size=vocab_size, **config.chat_options)
         self.environments = config.environments
-        self._stop = getattr(config, "stop", None)  # a checkpoint of an earlier version has none
+        # A checkpoint of an earlier version has neither.
+        self._stop, self._has_env_processes = getattr(config, "stop", None), getattr(config, "env_process", False)
         # Read once: the configuration makes them anew each time.
         self._opponent_specs, self._adapter_hosts = config.opponent_specs, config.adapter_hosts
 
@@ -134,7 +146,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         config = self.config
         torch.set_num_threads(config.num_env_runner_threads)
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
-            make_token_env(environment, self.chat, self._opponent_specs, self._stop).close()
+            self._make_token_env(environment).close()
         if self.worker_index <= 1:
             for note in self.chat.notes():
                 tell(note)
@@ -173,10 +185,15 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     # --- building ---
 
     def _make_env(self, env_index: int) -> Any:
-        env = make_token_env(self.environments[env_index], self.chat, self._opponent_specs, self._stop)
+        env = self._make_token_env(self.environments[env_index])
         if self.episode_callbacks:
             self.episode_callbacks.environment_created(env, env_index)
         return env
+
+    def _make_token_env(self, environment: Any) -> Any:
+        return make_token_env(
+            environment, self.chat, self._opponent_specs, self._stop, in_process=self._has_env_processes
+        )
 
     def _module_ids(self) -> list[str]:
         return sorted(self.config.policies) if self.config.is_multi_agent else [DEFAULT_MODULE_ID]

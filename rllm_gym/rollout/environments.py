@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import sys
@@ -15,6 +16,7 @@ from rllm_gym.envs.agents import AgentEnv
 from rllm_gym.envs.tokens import to_tokens
 from rllm_gym.errors import ConfigError, EnvError, nearest
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, env_class, normalize_env_id, with_roles
+from rllm_gym.rollout.env_process import EnvProcess
 from rllm_gym.rollout.opponents import SCRIPTED, WithMoves, check_agents
 from rllm_gym.signals import time_limit
 from rllm_gym.tokens import ChatTokenizer
@@ -180,13 +182,19 @@ def make_token_env(
     chat: ChatTokenizer,
     opponents: Mapping[str, Any] = {},
     stop: Sequence[str] | None = None,
+    *,
+    in_process: bool = False,
 ) -> Any:
-    """Make an environment that speaks token ids.
+    """Make an environment that speaks token ids, or an `EnvProcess` that makes it.
 
     Args:
         opponents: agent to `rllm_gym.callbacks.opponent_pool.Opponent`; the environment tells what scripted ones do.
         stop: texts that end a turn; None is the environment's own.
+        in_process: make it in a process of its own, in which its calls are made by the main thread.
     """
+    if in_process:
+        make = functools.partial(make_token_env, _by_value(spec), chat, opponents, stop)
+        return EnvProcess(make, name=spec.name, chat=chat)
     env = make_text_env(spec)
     check_agents(opponents, env)
     if scripted := {agent: opponent.kind for agent, opponent in opponents.items() if opponent.kind in SCRIPTED}:
@@ -213,6 +221,16 @@ def ask_text_env(spec: EnvironmentSpec, ask: Callable[[Any], T]) -> T:
                 env.close()
         except Exception as error:
             logger.warning("closing %s failed: %s: %s", spec.name, type(error).__name__, error)
+
+
+def _by_value(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """Return an environment that another process can make, which knows nothing of `ray.tune.register_env`."""
+    creator = _registered_creator(spec.env) if isinstance(spec.env, str) else None
+    if creator is None:
+        return spec
+    from ray.rllib.env.env_context import EnvContext
+
+    return replace(spec, env=lambda env_config: creator(EnvContext(env_config, worker_index=0)))
 
 
 def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:

@@ -30,12 +30,21 @@ class ExpertPlayer:
         environments: the run's environments; a group's `env_index` counts them.
         chat: encodes what the expert writes.
         horizons: the horizon of each environment, in turns.
+        env_timeout_s: see `RolloutLoop`.
+        env_process: see `make_token_env`.
     """
 
     def __init__(
-        self, environments: Sequence[EnvironmentSpec], chat: ChatTokenizer, *, horizons: Sequence[int | None]
+        self,
+        environments: Sequence[EnvironmentSpec],
+        chat: ChatTokenizer,
+        *,
+        horizons: Sequence[int | None],
+        env_timeout_s: float | None = None,
+        env_process: bool = False,
     ) -> None:
         self.environments, self.chat, self.horizons = environments, chat, horizons
+        self.env_timeout_s, self.env_process = env_timeout_s, env_process
         self._fault: ConfigError | None = None
         self._loop: RolloutLoop | None = None  # made where it plays: its threads cannot be sent to a worker
 
@@ -53,6 +62,7 @@ class ExpertPlayer:
                 num_envs=len(self.environments),
                 params=SamplingParams(max_new_tokens=1),  # how long an action is, the expert decides
                 max_model_len=NO_LIMIT,
+                env_timeout_s=self.env_timeout_s,
                 max_retries=0,
             )
         self._loop.submit(groups, max_episode_steps=[horizon or MAX_TURNS for horizon in self.horizons])
@@ -72,10 +82,7 @@ class ExpertPlayer:
             self._loop = None
 
     def _make_env(self, env_index: int) -> Any:
-        env = make_token_env(self.environments[env_index], self.chat)
-        if not hasattr(env.unwrapped, "expert_action"):
-            env.close()
-            raise self.no_expert(env_index)
+        env = make_token_env(self.environments[env_index], self.chat, in_process=self.env_process)
         return _Expert(self, env_index, env)
 
     def no_expert(self, env_index: int) -> ConfigError:
@@ -120,9 +127,8 @@ def play_experts(player: ExpertPlayer, groups: Sequence[TaskGroup], *, num_worke
 
     # Without CPUs of their own: inside a trial the actors share what the trial has.
     actor_class = ray.remote(num_cpus=0)(ExpertPlayer)
-    actors = [
-        actor_class.remote(player.environments, player.chat, horizons=player.horizons) for _ in range(num_workers)
-    ]
+    options = {name: getattr(player, name) for name in ("horizons", "env_timeout_s", "env_process")}
+    actors = [actor_class.remote(player.environments, player.chat, **options) for _ in range(num_workers)]
     try:
         for episodes in ActorPool(actors).map(lambda actor, block: actor.play.remote(block), blocks):
             yield from episodes

@@ -378,7 +378,7 @@ class RolloutLoop:
         episode.timings["env_s"] += job.seconds
         if job.error is not None:
             episode.num_env_timeouts += job.is_timed_out
-            self._fail(flight, job.error)
+            self._fail(flight, job.error, is_retry=not job.is_lost)
             return
         assert job.slot.env is not None
         step: EnvStep = job.result
@@ -523,19 +523,23 @@ class RolloutLoop:
         flight.group.episodes.append(flight.episode)
         self._hand_over(flight.group)
 
-    def _fail(self, flight: EpisodeInFlight, error: str, *, may_retry: bool = True) -> None:
-        """Throw the environment away, then play the episode again or give it up."""
+    def _fail(self, flight: EpisodeInFlight, error: str, *, may_retry: bool = True, is_retry: bool = True) -> None:
+        """Throw the environment away, then play the episode again or give it up.
+
+        Args:
+            is_retry: False where another environment's fault took this one away, which counts as no attempt.
+        """
         episode = flight.episode
         for request_id in [i for i, request in self._requests.items() if request.flight is flight]:
             self._engines[self._requests.pop(request_id).stream.module_id].abort(request_id)
         self._pool.discard(flight.slot)
         self._end(flight, EndReason.ERROR)
-        if may_retry and episode.num_retries < self._max_retries:
+        if may_retry and episode.num_retries + is_retry <= self._max_retries:
             logger.warning("episode %s failed and is played again: %s", episode.episode_id, error)
             again = Episode(
                 episode.episode_id, episode.group, episode.member, episode.seed, item_id=episode.group.item_id,
-                timings=episode.timings, num_retries=episode.num_retries + 1, num_env_timeouts=episode.num_env_timeouts,
-                is_conditional=episode.is_conditional,
+                timings=episode.timings, num_retries=episode.num_retries + is_retry,
+                num_env_timeouts=episode.num_env_timeouts, is_conditional=episode.is_conditional,
             )  # fmt: skip
             self._pending.appendleft((flight.group, again))
         else:

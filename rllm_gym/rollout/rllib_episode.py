@@ -86,6 +86,9 @@ def _to_multi_agent_episode(episode: Episode) -> MultiAgentEpisode:
     return out
 
 
+EPISODE_CALLBACKS = ("on_environment_created", "on_episode_start", "on_episode_end", "on_sample_end")
+
+
 class EpisodeCallbacks:
     """Makes a runner's callbacks, where the user has any: RLlib's form of an episode costs a copy.
 
@@ -136,9 +139,8 @@ class EpisodeCallbacks:
             make_callback(name, callbacks_objects=objects, callbacks_functions=functions, kwargs=common | arguments())
 
 
-def has_episode_callbacks(config: Any, callbacks: Sequence[RLlibCallback]) -> bool:
-    """Return whether the user has any that `EpisodeCallbacks` makes."""
-    names = ("on_environment_created", "on_episode_start", "on_episode_end", "on_sample_end")
+def has_callbacks(config: Any, callbacks: Sequence[RLlibCallback], *names: str) -> bool:
+    """Return whether the user has any of these."""
     return any(
         getattr(config, f"callbacks_{name}") or any(has_own(callback, name) for callback in callbacks) for name in names
     )

@@ -11,8 +11,7 @@ from typing import Any
 
 from rllm_gym.envs.contract import has_expert
 from rllm_gym.envs.items import SPLITS
-from rllm_gym.errors import ConfigError, EnvError
-from rllm_gym.rollout.env_pool import describe
+from rllm_gym.errors import ConfigError, EnvError, describe
 from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env
 
 # What an answer holds: ["ok", result], or why there is none, for the client and not for the log.

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.data.records import records_of
-from rllm_gym.errors import ConfigError, EnvError
-from rllm_gym.rollout.env_pool import describe
+from rllm_gym.errors import ConfigError, EnvError, describe
 from rllm_gym.rollout.play_by_hand import PlayByHand
 from rllm_gym.types import (
     AGENT,
