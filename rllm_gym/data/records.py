@@ -97,7 +97,8 @@ class EpisodeRecord(_Record):
         module_id: whose tokens these are: a policy, or an opponent. Each turn has the policy version that it was
             sampled with.
         role: what the agent played, such as a seat; its own name where the environment does not say.
-        group: key of the task group, (run seed, train step, group index); the episodes of one group share it.
+        group: key of the task group, (run seed, train step, group index), and in an evaluation its split, of which
+            several have the same seeds; the episodes of one group share it. Older files lack the split.
         member: number of this episode in its group.
         split: what the task was drawn from, as in `train` or `eval`.
         is_evaluation: played to evaluate; such an episode is never learnt from.
@@ -118,7 +119,7 @@ class EpisodeRecord(_Record):
     agent_id: str = AGENT
     module_id: str = ""
     role: str = ""
-    group: list[int] = []
+    group: list[int | str] = []
     member: int = 0
     train_step: int | None = None
     max_episode_steps: int | None = None
@@ -146,6 +147,11 @@ class EpisodeRecord(_Record):
         if (self.error is None) == self.end_reason.is_error:
             raise ValueError(f"error must hold a text exactly where end_reason is 'error'; got {self.error!r}.")
         return self
+
+    @property
+    def seed_key(self) -> tuple[int, ...]:
+        """The key of the task group from which its seeds are drawn: `group` without the split."""
+        return tuple(part for part in self.group if isinstance(part, int))
 
     @property
     def total_reward(self) -> float:
@@ -188,7 +194,7 @@ def records_of(
             agent_id=stream.agent_id,
             module_id=stream.module_id,
             role=stream.role,
-            group=list(episode.group.key),
+            group=[*episode.group.key, *([split] if split and is_evaluation else [])],
             member=episode.member,
             train_step=train_step,
             max_episode_steps=max_episode_steps,

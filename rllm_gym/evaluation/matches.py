@@ -149,7 +149,7 @@ def _games(trajectories: Path) -> tuple[list[list[int]], int]:
     """Return by task what player_0 got of each game, 1 for a win, -1 for a loss, 0 else; and how many games failed."""
     by_game: dict[tuple[tuple[int, ...], int], dict[str, EpisodeRecord]] = defaultdict(dict)
     for record in read_episodes(trajectories):
-        by_game[tuple(record.group), record.member][record.agent_id] = record
+        by_game[record.seed_key, record.member][record.agent_id] = record
     by_task: dict[tuple[int, ...], list[int]] = defaultdict(list)
     failed = 0
     for (group, _), records in sorted(by_game.items()):

@@ -37,7 +37,7 @@ def outcome_of(records: Sequence[EpisodeRecord]) -> Outcome:
     """Return an episode's outcome from its records, one per agent; it succeeded where all of them say so."""
     first = records[0]
     return Outcome(
-        tuple(first.group),
+        first.seed_key,
         first.member,
         is_success=all(record.is_success for record in records),
         total_reward=sum(record.total_reward for record in records),

@@ -271,7 +271,7 @@ def _outcomes(records: Sequence[EpisodeRecord]) -> list[Outcome]:
     """Return the outcomes of stored episodes; of one that was played again, the later."""
     by_episode: dict[tuple[Any, ...], dict[str, EpisodeRecord]] = {}
     for record in records:
-        episode = by_episode.setdefault((*record.group, record.member), {})
+        episode = by_episode.setdefault((*record.seed_key, record.member), {})
         if any(other.error is not None for other in episode.values()):
             episode.clear()
         episode[record.agent_id] = record

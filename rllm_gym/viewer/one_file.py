@@ -58,7 +58,7 @@ def choose(rows: Sequence[Row], most: int) -> list[int]:
     """
     groups: dict[tuple[object, ...], list[int]] = {}
     for k, row in enumerate(rows):
-        key = (row.trial, row.env, row.group, row.evaluation, row.step) if row.group else (row.id,)
+        key = (row.trial, row.env, row.split, row.group, row.evaluation, row.step) if row.group else (row.id,)
         groups.setdefault(key, []).append(k)
     found = list(groups.values())
     # The order of a van der Corput sequence visits the groups evenly, wherever one stops.

@@ -1,13 +1,16 @@
 """What an in-memory episode becomes when it is stored."""
 
+from collections import defaultdict
 from dataclasses import MISSING, fields
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, TurnRecord, records_of
+from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, Recorder, TurnRecord, read_episodes, records_of
 from rllm_gym.data.records import NOT_RECORDED, stream_of
+from rllm_gym.rollout.environments import EnvironmentSpec
+from rllm_gym.training.task_sampler import evaluation_groups
 from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 
@@ -54,6 +57,35 @@ def test_an_episode_is_stored_as_it_was_played():
     assert (record.timings, record.end_reason) == ({"env_s": 0.25}, "terminated")
     assert [(turn.advantage, turn.trainer_logp) for turn in record.turns] == [(None, None)] * 2
     assert record.info == {"score": 0.5}
+
+
+def test_an_evaluations_group_has_its_split_beside_the_key_that_seeds_are_drawn_from():
+    stream = Stream(AGENT, "main", [turn([1, 2], [3, 4])])
+    of_splits = [stored(episode([stream]), split=split, is_evaluation=True)[0] for split in ("train", "eval")]
+    assert [record.group for record in of_splits] == [[7, 4, 2, "train"], [7, 4, 2, "eval"]]
+    assert {record.seed_key for record in of_splits} == {(7, 4, 2)}
+    [trained] = stored(episode([stream]), split="train")
+    assert trained.group == [7, 4, 2]
+    older = EpisodeRecord.model_validate({**of_splits[0].model_dump(), "group": [7, 4, 2]})
+    assert older.seed_key == (7, 4, 2)
+
+
+def test_no_stored_group_mixes_the_tasks_of_two_splits(tmp_path):
+    environment = EnvironmentSpec("TextCraft-v0", "rllm_gym/TextCraft-v0")
+    recorder = Recorder(tmp_path, [environment])
+    for split, items in (("train", ["a", "b", "c"]), ("eval", ["d", "e", "f"])):
+        groups = evaluation_groups([items], 6, seed=10_000)
+        played = [
+            Episode(f"{split}-{k}", group, 0, 1, item_id=group.item_id, end_reason=EndReason("terminated"))
+            for k, group in enumerate(groups)
+        ]
+        recorder.append(played, train_step=3, split=split)
+    recorder.close()
+    items_of = defaultdict(set)
+    for record in read_episodes(tmp_path):
+        items_of[tuple(record.group)].add(record.item_id)
+    assert len(items_of) == 12
+    assert all(len(items) == 1 for items in items_of.values())
 
 
 EVERY_FIELD = Turn(

@@ -202,7 +202,7 @@ COMMON: dict[str, Row] = {
     "group_size": Row(5, lambda run: len(run.samples)),
     "episode_timeout_s": Row(1e-9, of_env("num_failed_episodes"), {"max_failed_fraction": 1.0}),
     "num_env_workers": Row(4, lambda run: len(Maze.threads), {"env_config": {"step_s": 0.01}}),
-    "env_process": Row(True, lambda run: len(Maze.threads)),  # none of this process
+    "env_process": Row(True, lambda run: len(Maze.threads), {"groups_per_step": 1, "group_size": 2}),  # none of ours
     "env_timeout_s": Row(
         0.05,
         of_env("num_env_timeouts"),

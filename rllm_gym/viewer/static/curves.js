@@ -156,7 +156,10 @@ function chartOptions({ series }, width, stages) {
       { ...axis, size: 56, values: (_, values) => values.map(precise) },
     ],
     legend: { live: true },
-    hooks: { drawClear: [(plot) => drawStages(plot, stages, colour)] },
+    hooks: {
+      drawClear: [(plot) => drawStages(plot, stages, colour)],
+      draw: [(plot) => labelStages(plot, stages, colour)], // above the grid
+    },
     series: [
       { label: "step" },
       ...series.map(({ label, colour: name, kind }) => ({
@@ -172,18 +175,38 @@ function chartOptions({ series }, width, stages) {
   };
 }
 
+function extentOf(plot, { from, to }) {
+  const { left, width } = plot.bbox;
+  return [Math.max(left, plot.valToPos(from - 0.5, "x", true)), Math.min(left + width, plot.valToPos(to + 0.5, "x", true))];
+}
+
 function drawStages(plot, stages, colour) {
   const { ctx, bbox } = plot;
   ctx.save();
-  ctx.font = `${11 * devicePixelRatio}px system-ui`;
-  stages.forEach(({ from, to, horizon }, k) => {
-    const left = Math.max(bbox.left, plot.valToPos(from - 0.5, "x", true));
-    const right = Math.min(bbox.left + bbox.width, plot.valToPos(to + 0.5, "x", true));
+  stages.forEach((stage, k) => {
+    const [left, right] = extentOf(plot, stage);
     if (right <= left) return;
     ctx.fillStyle = k % 2 ? colour("--stage-odd") : colour("--stage-even");
     ctx.fillRect(left, bbox.top, right - left, bbox.height);
+  });
+  ctx.restore();
+}
+
+function labelStages(plot, stages, colour) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.font = `${11 * devicePixelRatio}px system-ui`;
+  stages.forEach((stage, k) => {
+    const [left, right] = extentOf(plot, stage);
+    if (right - left <= 40) return;
+    const [text, x, y] = [`horizon ${stage.horizon}`, left + 6, bbox.top + 14 * devicePixelRatio];
+    const box = [x - 2, bbox.top + 1, ctx.measureText(text).width + 4, 18 * devicePixelRatio];
+    ctx.fillStyle = colour("--card"); // over the lines of the grid and of the curves
+    ctx.fillRect(...box);
+    ctx.fillStyle = k % 2 ? colour("--stage-odd") : colour("--stage-even");
+    ctx.fillRect(...box);
     ctx.fillStyle = colour("--muted");
-    if (right - left > 40) ctx.fillText(`horizon ${horizon}`, left + 6, bbox.top + 14 * devicePixelRatio);
+    ctx.fillText(text, x, y);
   });
   ctx.restore();
 }

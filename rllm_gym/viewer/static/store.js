@@ -90,6 +90,7 @@ const store = {
       other.env === row.env &&
       other.agent === row.agent &&
       other.evaluation === row.evaluation &&
+      other.split === row.split && // which older files' keys lack
       other.step === row.step &&
       !other.isHidden;
     return this.rows.filter(isMate).sort((a, b) => a.member - b.member);
