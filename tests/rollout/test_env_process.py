@@ -30,6 +30,7 @@ class AlarmEnv(gymnasium.Env):
 
     def step(self, action):
         self.num_steps += 1
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 100.0)
         if self.num_steps == 2 and self.how == "dies":
             os._exit(3)

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,8 +14,8 @@ from typing import Any
 
 from rllm_gym.errors import MachineError
 
-RESET_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0  # imports and the tokenizer, before the first reset
+SPARE_S = 15.0  # beyond the limits of making and resetting: native code may hold Python's lock
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,10 @@ class FirstPrompt:
     is_machines: bool = False
 
 
-def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> Iterator[FirstPrompt]:
+def first_prompts(config: Any) -> Iterator[FirstPrompt]:
     """Yield the outcome of the reset of every environment, in order, up to the first that fails.
 
-    Each plays the first task that training draws, with the seed that it has there.
+    Each plays the first task that training draws, with the seed, in a thread and with the limit that it has there.
     """
     context = multiprocessing.get_context("spawn")  # a fork would have the threads of what is loaded here
     ours, theirs = context.Pipe()
@@ -51,7 +50,7 @@ def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> I
             yield found
             return
         for _ in config.environments:
-            found = _receive(ours, reset_timeout_s, "the environment's reset")
+            found = _receive(ours, 2 * config.env_timeout_s + SPARE_S, "the environment's reset")
             yield found
             if found.error is not None:
                 return
@@ -65,7 +64,7 @@ def first_prompts(config: Any, *, reset_timeout_s: float = RESET_TIMEOUT_S) -> I
 def _settings(config: Any) -> dict[str, Any]:
     from rllm_gym.models import resolve_base_model
 
-    names = ("chat_options", "seed", "group_size")
+    names = ("chat_options", "seed", "group_size", "env_timeout_s", "env_process", "stop")
     model = resolve_base_model(config.base_model, allow_lookup=False)
     return {"model": str(model), **{name: getattr(config, name) for name in names}}
 
@@ -83,39 +82,44 @@ def _receive(connection: Connection, timeout_s: float, what: str) -> FirstPrompt
 
 
 def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Connection) -> None:
+    from rllm_gym.rollout.env_process import end_with_parent
+
     os.setsid()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True, name="end-with-the-dry-run").start()
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True, name="end-with-the-dry-run").start()
     try:
-        from rllm_gym.rollout.environments import make_token_env
         from rllm_gym.tokens import ChatTokenizer
 
         chat = ChatTokenizer(settings["model"], **settings["chat_options"])
         connection.send(FirstPrompt())
         for spec in environments:
-            connection.send(_first_prompt(make_token_env(spec, chat), settings))
+            connection.send(_first_prompt(spec, chat, settings))
     except Exception as error:  # an environment may raise anything
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         connection.send(FirstPrompt(error=text, is_machines=isinstance(error, MachineError)))
 
 
-def _end_with(parent: int) -> None:
-    """End this process and what it has started when the dry run is gone: nobody else would."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _first_prompt(env: Any, settings: dict[str, Any]) -> FirstPrompt:
-    from rllm_gym.rollout.env_adapters import adapt_env
+def _first_prompt(spec: Any, chat: Any, settings: dict[str, Any]) -> FirstPrompt:
+    from rllm_gym.rollout.env_pool import EnvPool
+    from rllm_gym.rollout.environments import item_ids_of, make_token_env
     from rllm_gym.rollout.loop import seed_of
     from rllm_gym.training.task_sampler import TaskSampler
 
+    def make_env(env_index: int) -> Any:
+        return make_token_env(spec, chat, stop=settings["stop"], in_process=settings["env_process"])
+
+    [group] = TaskSampler(
+        [item_ids_of(spec, None)], [1.0], seed=settings["seed"] or 0, group_size=settings["group_size"]
+    ).groups(0, 1)
+    pool = EnvPool(make_env, num_envs=1, num_workers=1, timeout_s=settings["env_timeout_s"])
     try:
-        seed = settings["seed"] or 0
-        item_ids = getattr(getattr(env, "unwrapped", env), "item_ids", None)
-        [group] = TaskSampler([item_ids], [1.0], seed=seed, group_size=settings["group_size"]).groups(0, 1)
-        adapted = adapt_env(env)
-        step = adapted.reset(seed_of(*group.key), group.item_id)
-        return FirstPrompt(max(len(step.observations[agent_id]) for agent_id in step.to_act), adapted.agents)
+        slot = pool.acquire(0)
+        assert slot is not None
+        pool.submit(slot, None, "reset", seed_of(*group.key), group.item_id)
+        [job] = pool.poll(None)
+        if job.error is not None:
+            return FirstPrompt(error=job.error, is_machines=job.error.startswith(f"{MachineError.__name__}:"))
+        step = job.result
+        assert slot.env is not None
+        return FirstPrompt(max(len(step.observations[agent_id]) for agent_id in step.to_act), slot.env.agents)
     finally:
-        env.close()
+        pool.close()

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from ray.tune.registry import register_env
 
 from rllm_gym.cli.train import first_prompt
-from rllm_gym.rollout.environments import make_token_env
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT
 from tests.wiring import harness
@@ -31,9 +30,9 @@ def test_it_is_the_prompt_of_a_group_that_training_plays(ray_cluster: Any, tiny_
     with harness.run(tiny_model, env="seeds", seed=3) as run:
         trained = set(map(repr, Seeds.resets))
         [spec] = run.algo.config.environments
-        settings = {"seed": 3, "group_size": run.algo.config.group_size}
+        names = ("seed", "group_size", "env_timeout_s", "env_process", "stop")
+        settings = {name: getattr(run.algo.config, name) for name in names}
     Seeds.resets.clear()
-    env = make_token_env(spec, ChatTokenizer(str(tiny_model)))
-    found = first_prompt._first_prompt(env, settings)
+    found = first_prompt._first_prompt(spec, ChatTokenizer(str(tiny_model)), settings)
     assert found.num_tokens > 0 and found.agents == (AGENT,)
     assert repr(Seeds.resets[-1]) in trained

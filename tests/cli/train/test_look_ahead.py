@@ -138,7 +138,7 @@ def test_a_dry_run_counts_the_first_prompt_and_its_output_runs(tmp_path: Path) -
     [
         ("raise", "EnvError: needs Chromium: apt install chromium"),
         ("exit", "the environment ended its process at the reset"),
-        ("hang", "the environment's reset took more than 5 s"),
+        ("hang", "must return within env_timeout_s = 5; got 5."),
     ],
 )
 def test_an_environment_that_fails_hangs_or_dies_at_its_reset_is_said(
@@ -147,8 +147,11 @@ def test_an_environment_that_fails_hangs_or_dies_at_its_reset_is_said(
     (calling_folder / "my_package" / "faulty.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(str(calling_folder))
     spec = EnvironmentSpec("faulty", "my_package.faulty:me/Faulty-v0", {"how": how})
-    config = SimpleNamespace(environments=[spec], base_model="tiny", chat_options={}, seed=0, group_size=2)
-    [found] = first_prompt.first_prompts(config, reset_timeout_s=5.0)
+    config = SimpleNamespace(
+        environments=[spec], base_model="tiny", chat_options={}, seed=0, group_size=2, env_timeout_s=5.0,
+        env_process=False, stop=None,
+    )  # fmt: skip
+    [found] = first_prompt.first_prompts(config)
     assert found.error is not None
     assert why in found.error
     if how == "hang":  # what it had started is gone, too
