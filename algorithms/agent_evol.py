@@ -166,8 +166,8 @@ class AgentEvol(OfflineAlgorithm):
         """Return the finished groups of a generation that was interrupted; only its policy is the present one's."""
         if generation != self._first_generation:
             return []
-        by_key = {group.key: group for group in groups}
-        found: dict[tuple[int, ...], dict[int, list[EpisodeRecord]]] = defaultdict(lambda: defaultdict(list))
+        by_key: dict[tuple[int | str, ...], TaskGroup] = {group.key: group for group in groups}
+        found: dict[tuple[int | str, ...], dict[int, list[EpisodeRecord]]] = defaultdict(lambda: defaultdict(list))
         for path in self._trajectory_folders():
             for record in read_episodes(path) if path.is_dir() else ():
                 group = by_key.get(tuple(record.group))

@@ -106,10 +106,10 @@ def program_config(item_ids: list[str]) -> dict[str, Any]:
 
 def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Path) -> list[Any]:
     """Let the expert play each task once; return the episodes."""
-    from rllm_gym.envs.program.tool_calls import load_parser
     from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
     from rllm_gym.rollout.loop import RolloutLoop
     from rllm_gym.tokens import ChatTokenizer
+    from rllm_gym.tool_calls import load_parser
     from rllm_gym.types import SamplingParams, TaskGroup
 
     is_program = arm == "program"

@@ -14,7 +14,8 @@ from rllm_gym.envs.text_space import REQUEST, UNREADABLE, check_text_env
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation, chat_tokenizer, end_of_first
-from rllm_gym.types import CONTEXT_MESSAGES, CONTEXT_TURNS, NUM_REPEATED_TOKENS, TokenIds
+from rllm_gym.tool_calls import ToolCalls, ToolConversation, tool_calls
+from rllm_gym.types import CONTEXT_MESSAGES, CONTEXT_TURNS, NUM_REPEATED_TOKENS, REPLIES, TokenIds
 
 MAX_TOKENS = 32_768  # as many as a context of Qwen2.5 holds
 MOST_TURNS = 64  # that the space of observations has room for, where a prompt has all of them
@@ -52,6 +53,9 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     So it is, too, where the chat template rewrites what was said (`ChatTokenizer.history` is "as_template"). `messages`
     remain the whole conversation; from then on `info["rllm_gym/context_messages"]` are those that the policy reads,
     where it is not all.
+
+    An environment with `tools` (an `AgentEnv` with the format of that name) has the chat template tell the policy of
+    them. Calls are read as the model's family writes them, and answered in the tool role, see `ToolCalls`.
 
     `env.unwrapped` is the text environment.
 
@@ -101,7 +105,9 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         self.max_tokens = max_tokens
         self.stop = stop_of(env, stop)
         kept_turns = env.get_wrapper_attr("max_kept_turns") if env.has_wrapper_attr("max_kept_turns") else None
-        if kept_turns is None and chat.history == "as_template":
+        self.calls = self._find_calls()
+        history = chat.history if self.calls is None else self.calls.history
+        if kept_turns is None and history == "as_template":
             kept_turns = MOST_TURNS
         longest = max_tokens * (1 + 2 * (kept_turns or 0))  # a rewritten prompt: the opening, actions and replies
         self.observation_space = TokenSequence(chat.vocab_size, longest)
@@ -127,7 +133,16 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
 
     def encode_action(self, text: str) -> TokenIds:
         """Return the action that says `text`, as an expert would: its ids and the end-of-turn token."""
-        return np.asarray(self.chat.encode_action(text), np.int64)
+        return np.asarray((self.calls or self.chat).encode_action(text), np.int64)
+
+    def _find_calls(self) -> ToolCalls | None:
+        """Return how the policy calls the environment's tools; None where it has none."""
+        functions = self.env.get_wrapper_attr("tools") if self.env.has_wrapper_attr("use_tool_calls") else []
+        if not functions:
+            return None
+        calls = tool_calls(self.chat, functions, self.env.get_wrapper_attr("agent").tool_parser)
+        self.env.get_wrapper_attr("use_tool_calls")(calls)
+        return calls
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -138,7 +153,8 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             for name in ("system_prompt", "preamble")
             if self.env.has_wrapper_attr(name)
         }
-        self._conversation = Conversation(self.chat, **said)
+        self.calls = self._find_calls()  # a task may have functions of its own
+        self._conversation = ToolConversation(self.calls, **said) if self.calls else Conversation(self.chat, **said)
         request = info.get(REQUEST, "")
         observation = hear(self._conversation, text, max_tokens=self.max_tokens, who=self, request=request)
         return observation, self._with_messages(info)
@@ -157,11 +173,12 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
             who=self,
             request=info.get(REQUEST, ""),
             kept=info.get(CONTEXT_TURNS),
+            replies=info.get(REPLIES, ()),
         )
         return observation, reward, terminated, truncated, self._with_messages(info)
 
     def _with_messages(self, info: dict[str, Any]) -> dict[str, Any]:
-        said = {key: value for key, value in info.items() if key not in (REQUEST, CONTEXT_TURNS)}
+        said = {key: value for key, value in info.items() if key not in (REQUEST, CONTEXT_TURNS, REPLIES)}
         return {**said, **told_of(self._conversation)}
 
 
@@ -171,7 +188,7 @@ def told_of(conversation: Conversation | None) -> dict[str, Any]:
     told: dict[str, Any] = {"messages": list(conversation.messages)}
     if conversation.num_repeated:
         told[NUM_REPEATED_TOKENS] = conversation.num_repeated
-    if conversation.leaves_out_turns:
+    if conversation.leaves_out_turns or conversation.is_told_of_calls:
         told[CONTEXT_MESSAGES] = conversation.context_messages
     return told
 
@@ -208,6 +225,7 @@ def hear(
     who: Any,
     request: str = "",
     kept: Sequence[int] | None = None,
+    replies: Sequence[str] = (),
 ) -> TokenIds:
     """Return the ids that an environment's text adds to a conversation, after making it readable and no longer than
     `max_tokens`, see `TokenEnv`.
@@ -215,6 +233,7 @@ def hear(
     Args:
         request: the end of the text that asks the policy for something, which is never cut off.
         kept: the turns that the policy reads on, see `Conversation.reply`.
+        replies: see `Conversation.reply`.
 
     Raises:
         TypeError: the text is none.
@@ -226,13 +245,14 @@ def hear(
 
     def count(text: str) -> int:
         if is_first:
-            return len(chat.encode_chat(conversation.opening(text), add_generation_prompt=not terminated))
+            opening = conversation.opening(text)
+            return len(chat.encode_chat(opening, add_generation_prompt=not terminated, tools=conversation.tools))
         return len(chat.encode_reply(text, add_generation_prompt=not terminated))
 
     text = UNREADABLE.sub("", text).removesuffix(request)
     text = _shorten(text, max_tokens, lambda words: count(words + request)) + request
     if not is_first:
-        ids = conversation.reply(text, terminated=terminated, kept=kept)
+        ids = conversation.reply(text, terminated=terminated, kept=kept, replies=replies)
     else:
         ids = conversation.open(text, terminated=terminated)
     if len(ids) - conversation.num_repeated <= max_tokens:

@@ -60,7 +60,7 @@ def spans_of(rendered: str, skeleton: str, marks: Sequence[str], said: Sequence[
     literals.append((-1, skeleton[at:]))
     position = 0
     for (k, before), (_, after) in itertools.pairwise(literals):
-        start = position + _common_prefix(rendered[position:], before)
+        start = position + common_prefix(rendered[position:], before)
         whole = start + len(said[k])
         if rendered.startswith(said[k], start) and rendered.startswith(after[:16], whole):
             spans, end = [Span(start, whole, 0)], whole
@@ -101,7 +101,7 @@ def _common(said: str, kept: str) -> list[Span]:
         lines = [Span(theirs_at[b], theirs_at[b + size], ours_at[a]) for a, b, size in blocks if size]
         if lines:
             return lines
-    length = _common_prefix(said[::-1], kept[::-1])
+    length = common_prefix(said[::-1], kept[::-1])
     return [Span(len(kept) - length, len(kept), len(said) - length)]
 
 
@@ -127,7 +127,7 @@ def _line_starts(lines: Sequence[str]) -> list[int]:
     return starts
 
 
-def _common_prefix(a: str, b: str) -> int:
+def common_prefix(a: str, b: str) -> int:
     if b.startswith(a) or a.startswith(b):
         return min(len(a), len(b))
     low, high = 0, min(len(a), len(b))

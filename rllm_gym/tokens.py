@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 
 from rllm_gym.chat_template import any_of, arguments_of, find_template, renderer, role_markers, shipped_names
 from rllm_gym.errors import ChatTemplateError, ConfigError, nearest
-from rllm_gym.kept_spans import EncodedText, first_token_at, sampled_tokens, spans_of, splice
+from rllm_gym.kept_spans import EncodedText, common_prefix, first_token_at, sampled_tokens, spans_of, splice
 from rllm_gym.models import resolve_tokenizer
 from rllm_gym.tokenizer_files import load_with_transformers, read_tokenizer
 from rllm_gym.types import Message, TokenIds
@@ -41,6 +41,8 @@ _PROBE_TURNS = (
     "Crafted 4 stick",
 )
 HISTORIES = ("auto", "append_only", "as_template")
+# End a turn that calls a function: gpt-oss, GLM, Llama 3, Gemma 4. Their models' generation_config.json says so, too.
+_ENDS_OF_CALLS = ("<|call|>", "<|observation|>", "<|eom_id|>", "<|tool_response>")
 _OPENS_THOUGHT, _CLOSES_THOUGHT = "<think>", "</think>"
 
 
@@ -75,7 +77,7 @@ class ChatTokenizer:
             where it writes nothing else (GLM), and `eos_token` where it writes no token. `eos_token` is often another
             one.
         stop_ids: what ends a sampled turn: `end_of_turn_id`, then the tokenizer's `eos_token` and the `eos_token_id` of
-            the model's generation_config.json, where these differ.
+            the model's generation_config.json, where these differ, and what ends a call of a function.
         role_markers: what the template writes before a content to say whose it is, as text.
         vocab_size: every id is smaller.
 
@@ -156,7 +158,8 @@ class ChatTokenizer:
             self.end_of_turn_id, ends_at_once = self._find_end_of_turn(ends)
             self._end_of_turn = self._text_of(self.end_of_turn_id)
             self._protected_in_actions = any_of([*special, self._end_of_turn, _FENCE])
-            self.stop_ids = tuple(dict.fromkeys([self.end_of_turn_id, *ends]))
+            ends_of_calls = [self._added[end][0] for end in _ENDS_OF_CALLS if end in source and end in self._added]
+            self.stop_ids = tuple(dict.fromkeys([self.end_of_turn_id, *ends, *ends_of_calls]))
             self._lead, self._strips_lead = self._find_lead()
             self.history = self._choose_history(history, ends_at_once)
             bos = parts.special_tokens.get("bos_token", "")
@@ -178,20 +181,37 @@ class ChatTokenizer:
             return load_with_transformers(resolve_tokenizer(source or "tiny"))
         return source
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
-        """Return the ids that the template renders for `messages`, contents as plain text."""
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """Return the ids that the template renders for `messages` and `tools`, contents as plain text."""
         saved: list[str] = []
-        return self._encode(self._render(messages, add_generation_prompt, saved), saved)
+        return self._encode(self._render(messages, add_generation_prompt, saved, tools=tools), saved)
 
-    def encode_reply(self, text: str, *, add_generation_prompt: bool) -> list[int]:
-        """Return the ids from the end-of-turn token of an assistant turn to the end of a user turn that says `text`.
+    def encode_reply(
+        self,
+        reply: str | Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """Return the ids from the end-of-turn token of an assistant turn to the end of what answers it.
 
         What was said before does not matter: this is what append-only means, and why a turn costs the same at any
         length.
+
+        Args:
+            reply: what a user says, or messages.
+            tools: the functions that the template tells the policy of.
         """
         saved: list[str] = []
-        messages = [_message("user", "?"), _message("assistant", _SENTINEL), _message("user", text)]
-        rendered = self._render(messages, add_generation_prompt, saved)
+        answers = [_message("user", reply)] if isinstance(reply, str) else reply
+        messages = [_message("user", "?"), _message("assistant", _SENTINEL), *answers]
+        rendered = self._render(messages, add_generation_prompt, saved, tools=tools)
         return self._encode(rendered.partition(_SENTINEL)[2], saved)
 
     def encode_turns(
@@ -208,17 +228,19 @@ class ChatTokenizer:
 
         Args:
             messages: role and content, and what else a template knows, such as `tool_calls`.
-            sampled: of the messages, by their numbers, that were sampled: the ids without what ended the turn.
+            sampled: of the messages, by their numbers, that were sampled: the ids without what ended the turn. A
+                message with `tool_calls` is what they say, as the template knows it.
             tools: the functions that the template tells the policy of.
 
         Returns:
             The ids, and how many of them stand before what follows the last sampled turn.
         """
-        sampled = {k: ids for k, ids in sampled.items() if _FENCE not in messages[k]["content"]}
-        marked = [_message(m["role"], f"{_SENTINEL}-{k}-") if k in sampled else m for k, m in enumerate(messages)]
+        sampled = {k: ids for k, ids in sampled.items() if _FENCE not in (messages[k]["content"] or "")}
+        marked = [_marked(m, f"{_SENTINEL}-{k}-") if k in sampled else m for k, m in enumerate(messages)]
+        as_said = [k for k in sampled if "tool_calls" not in messages[k]]
         saved: list[str] = []
         try:
-            rendered = self._render(messages, add_generation_prompt, saved, as_said=sampled, tools=tools)
+            rendered = self._render(messages, add_generation_prompt, saved, as_said=as_said, tools=tools)
         except TemplateError:  # it refuses what the policy wrote (gpt-oss: a channel's marker), so that is plain text
             saved.clear()
             rendered = self._render(messages, add_generation_prompt, saved, tools=tools)
@@ -239,15 +261,6 @@ class ChatTokenizer:
         after = sum(start >= len(encoded.text) - num_after for start in encoded.starts) if last >= 0 else 0
         return ids, max(1, len(ids) - after)
 
-    @cached_property
-    def renders_tools(self) -> bool:
-        """Whether the template tells the policy of tools."""
-        tool = {"type": "function", "function": {"name": _SENTINEL, "description": "", "parameters": {}}}
-        try:
-            return _SENTINEL in self._render([_message("user", "?")], True, [], tools=[tool])
-        except TemplateError:
-            return False
-
     def encode_action(self, text: str) -> list[int]:
         """Return the ids of a whole assistant turn: `text`, as the template writes it, and the end-of-turn token."""
         saved: list[str] = []
@@ -263,6 +276,37 @@ class ChatTokenizer:
         if ids[: len(prompt_ids)] != prompt_ids:  # prompt and text share a token, which no policy could sample
             ids = prompt_ids + self._encode(protected + end, saved)
         return ids[len(prompt_ids) :] + ([] if is_added else [self.end_of_turn_id])
+
+    def encode_calls(
+        self, message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int], str]:
+        """Return an assistant's turn that calls functions, as the template writes it before their answers.
+
+        Args:
+            message: with its `tool_calls`.
+            answers: in the tool role.
+
+        Returns:
+            Its ids with the token that ends it, and its text without.
+        """
+        user, saved = _message("user", "?"), list[str]()
+        prompt = self._render([user], True, [], tools=tools)
+        whole = self._render([user, message, *answers], True, saved, tools=tools)
+        if whole.startswith(prompt):
+            turn = whole[len(prompt) :]
+        else:  # the prompt opens a thought, which the template leaves out of a turn without one
+            said = self._render([user, _message("assistant", _SENTINEL), user], False, [], tools=tools)
+            turn = whole[common_prefix(prompt, said.partition(_SENTINEL)[0]) :]
+        end = any_of([text for i in self.stop_ids if (text := self._text_of(i))]).search(turn)
+        if end is None:
+            raise self._error("must end a turn that calls a function with a special token", f"{turn[:80]!r}")
+        turn = turn[: end.start()]
+        if not whole.startswith(prompt):
+            turn = self._lead + (turn.partition(_CLOSES_THOUGHT)[2] or turn).lstrip("\n")
+        prompt_ids, ids = self._encode(prompt, []), self._encode(prompt + turn + end[0], saved)
+        if ids[: len(prompt_ids)] != prompt_ids:
+            ids = prompt_ids + self._encode(turn + end[0], saved)
+        return ids[len(prompt_ids) :], self._restored(turn, saved)
 
     def without_end(self, ids: Sequence[int]) -> list[int]:
         """Return a sampled turn without the token that ended it, if one did."""
@@ -329,12 +373,26 @@ class ChatTokenizer:
             return [_message("user", f"{system_prompt}\n\n{text}")]
         return [_message("system", system_prompt), _message("user", text)]
 
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Return the text that the template renders for `messages` and `tools`.
+
+        Raises:
+            jinja2.TemplateError: it refuses them.
+        """
+        return self._render_plainly(messages, add_generation_prompt, tools)
+
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         saved: list[str],
-        as_said: Mapping[int, Any] = {},
+        as_said: Collection[int] = (),
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Render with placeholders for whatever in the contents could be mistaken for an added token.
@@ -345,9 +403,10 @@ class ChatTokenizer:
         protected = []
         for k, m in enumerate(messages):
             pattern = self._protected_in_actions if m["role"] == "assistant" else self._protected
-            content = m["content"] if k in as_said else self._protect(m["content"], saved, pattern)
+            keep = k in as_said or m["content"] is None
+            content = m["content"] if keep else self._protect(m["content"], saved, pattern)
             others = {key: self._protect_all(value, saved) for key, value in m.items() if key not in _message("", "")}
-            protected.append({**_message(m["role"], content), **others})
+            protected.append({"role": m["role"], "content": content, **others})
         tools = self._protect_all(list(tools), saved)
         return self._render_plainly(protected, add_generation_prompt, tools)
 
@@ -360,7 +419,10 @@ class ChatTokenizer:
     ) -> str:
         shaped = list(messages)
         if self._as_parts:
-            shaped = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+            shaped = [
+                m if m["content"] is None else {**m, "content": [{"type": "text", "text": m["content"]}]}
+                for m in messages
+            ]
         known = {"tools": tools} if tools else {}
         return self._template(messages=shaped, add_generation_prompt=add_generation_prompt, **known, **variables)
 
@@ -559,11 +621,15 @@ class ChatTokenizer:
         return num_samples, num_repeated / num_tokens
 
     @property
+    def insists_on_append_only(self) -> bool:
+        return self._args[3] == "append_only"
+
+    @property
     def template_arguments(self) -> list[str]:
         """The template's own arguments, by name; `strftime_now` is among them where it writes the date."""
         return arguments_of(self.chat_template, self._special_tokens)
 
-    @property
+    @cached_property
     def takes_tools(self) -> bool:
         """Whether the template writes the tools that it is given."""
         function = {"name": _SENTINEL, "description": "?", "parameters": {"type": "object", "properties": {}}}
@@ -668,10 +734,13 @@ class Conversation:
         self.chat = chat
         self.system_prompt = system_prompt
         self.preamble = preamble
+        self.tools: Sequence[Mapping[str, Any]] = ()
+        self.history = chat.history
         self.messages: list[Message] = []
         self.num_repeated = 0
         self._opening: TokenIds = np.zeros(0, np.int64)
         self._num_opening = 0  # messages
+        self._begins: list[int] = []  # of turns, among the messages
         self._actions: list[list[int]] = []
         self._replies: list[TokenIds] = []  # append-only: what each added
         self._kept: list[int] = []  # turns that the policy reads
@@ -691,7 +760,7 @@ class Conversation:
         self.messages += self.opening(text)
         self._num_opening = len(self.messages)
         self._awaits_action = not terminated
-        ids = self.chat.encode_chat(self.messages, add_generation_prompt=not terminated)
+        ids = self.chat.encode_chat(self.messages, add_generation_prompt=not terminated, tools=self.tools)
         self._context = ids
         self._opening = np.asarray(ids, np.int64)
         return self._opening
@@ -707,13 +776,20 @@ class Conversation:
             )
         sampled = np.asarray(ids, np.int64).tolist()
         text = self.chat.said(sampled)
+        self._begins.append(len(self.messages))
         self.messages.append(_message("assistant", text))
         self._kept = [*self._kept, len(self._actions)]
         self._actions.append(sampled)
         self._awaits_action = False
         return text
 
-    def reply(self, text: str, *, terminated: bool, kept: Sequence[int] | None = None) -> TokenIds:
+    def answers(self, text: str, replies: Sequence[str] = ()) -> list[Message]:
+        """Return the messages in which the environment answers the last turn."""
+        return [_message("user", text)]
+
+    def reply(
+        self, text: str, *, terminated: bool, kept: Sequence[int] | None = None, replies: Sequence[str] = ()
+    ) -> TokenIds:
         """Return the ids that the environment adds to the stream after an action, or a whole new prompt.
 
         They are the end-of-turn token if the action lacked it, whatever the template writes after it, the user's turn,
@@ -721,18 +797,20 @@ class Conversation:
 
         Args:
             kept: the turns, counted from 0, that the policy reads on; None is all that it read before.
+            replies: the parts of the text that answer the calls of the turn, where there are several.
         """
         if self._awaits_action or not self.messages:
             raise ValueError("Conversation: a reply follows an action; got a reply without one. Call act before.")
-        self.messages.append(_message("user", text))
+        answers = self.answers(text, replies)
+        self.messages += answers
         self._awaits_action = not terminated
         is_cut_down = kept is not None and list(kept) != self._kept
         if kept is not None:
             self._kept = list(kept)
-        if self.chat.history == "as_template":
+        if self.history == "as_template":
             return self._as_template(add_generation_prompt=not terminated)
-        ids = self.chat.encode_reply(text, add_generation_prompt=not terminated)
-        is_ended = bool(self._actions[-1]) and self._actions[-1][-1] == self.chat.end_of_turn_id
+        ids = self.chat.encode_reply(answers, add_generation_prompt=not terminated, tools=self.tools)
+        is_ended = self._actions[-1][-1:] == ids[:1]
         added = np.asarray(ids[1:] if is_ended else ids, np.int64)
         self._replies.append(added)
         if not is_cut_down:
@@ -744,22 +822,29 @@ class Conversation:
         return prompt
 
     @property
+    def is_told_of_calls(self) -> bool:
+        """Whether the template reads calls of functions as such, and not as text."""
+        return False
+
+    @property
     def leaves_out_turns(self) -> bool:
         return len(self._kept) < len(self._actions)
 
     @property
     def context_messages(self) -> list[Message]:
-        pairs = [self.messages[self._num_opening + 2 * k :][:2] for k in self._kept]
-        return [*self.messages[: self._num_opening], *(message for pair in pairs for message in pair)]
+        ends = [*self._begins[1:], len(self.messages)]
+        turns = [self.messages[self._begins[k] : ends[k]] for k in self._kept]
+        return [*self.messages[: self._num_opening], *(message for turn in turns for message in turn)]
+
+    def rendered(self, *, add_generation_prompt: bool) -> tuple[list[int], int]:
+        """Return the ids of what the policy reads, see `ChatTokenizer.encode_turns`."""
+        said = self.context_messages
+        places = [k for k in range(self._num_opening, len(said)) if said[k]["role"] == "assistant"]
+        sampled = {place: self.chat.without_end(self._actions[k]) for place, k in zip(places, self._kept, strict=True)}
+        return self.chat.encode_turns(said, sampled, add_generation_prompt=add_generation_prompt, tools=self.tools)
 
     def _as_template(self, *, add_generation_prompt: bool) -> TokenIds:
-        sampled = {
-            self._num_opening + 2 * position: self.chat.without_end(self._actions[k])
-            for position, k in enumerate(self._kept)
-        }
-        prompt, num_before = self.chat.encode_turns(
-            self.context_messages, sampled, add_generation_prompt=add_generation_prompt
-        )
+        prompt, num_before = self.rendered(add_generation_prompt=add_generation_prompt)
         read = self._context + self._actions[-1]
         self._context = prompt
         if prompt[: len(read)] == read:
@@ -815,6 +900,15 @@ def _unpickled(
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
+
+
+def _marked(message: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
+    """Return a message with a mark for what it says: for its content, or for what its calls name."""
+    if "tool_calls" not in message:
+        return _message(message["role"], mark)
+    [call, *_] = message["tool_calls"]
+    function = {**call["function"], "name": mark}
+    return {**message, "content": message["content"] and "", "tool_calls": [{**call, "function": function}]}
 
 
 def _pattern(token: AddedToken) -> str:

@@ -18,7 +18,7 @@ from rllm_gym.ties import tie
 
 TokenIds = npt.NDArray[np.int64]  # shape [T]
 Logps = npt.NDArray[np.float32]  # shape [T], natural logarithms
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+Message = dict[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": text}
 
 AGENT = "agent"  # the agent's name in an environment that has only one
 DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
@@ -26,9 +26,9 @@ DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
 # grow quadratically.
 # Keys of an info that this package's own wrappers pass to each other; every other key is the environment author's.
 TURN, CONTEXT_TURNS, CONTEXT_MESSAGES = "rllm_gym/turn", "rllm_gym/context_turns", "rllm_gym/context_messages"
-NUM_REPEATED_TOKENS, MOVES = "rllm_gym/num_repeated_tokens", "rllm_gym/moves"
+NUM_REPEATED_TOKENS, MOVES, REPLIES = "rllm_gym/num_repeated_tokens", "rllm_gym/moves", "rllm_gym/replies"
 MAX_REPR_CHARS = 1_000  # of what an info holds and cannot be copied
-NOT_STORED = ("messages", TURN, CONTEXT_TURNS, CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, MOVES)
+NOT_STORED = ("messages", TURN, CONTEXT_TURNS, CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, MOVES, REPLIES)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class CompletionRequest:
     params: SamplingParams
     seed: int
     messages: Sequence[Message] = ()
-    moves: tuple[str, ...] = ()
+    moves: tuple[str | TokenIds, ...] = ()
 
 
 @dataclass(frozen=True)

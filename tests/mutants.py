@@ -47,10 +47,33 @@ VALUES, LOSSES = "tests/wiring/test_values.py", "algorithms/functional/losses.py
 SAMPLES = "rllm_gym/training/samples.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
+TOOL_TESTS = "tests/envs/test_tools.py"
 PROGRAM, PROGRAM_TESTS = "envs/program", "tests/envs/test_program.py"
 GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gateway.py"
 
 MUTANTS = [
+    # calls of tools
+    Mutant(
+        "a call in a thought is made",
+        "rllm_gym/tool_calls.py",
+        "        said = without_thoughts(text)\n        with self._lock:",
+        "        said = text\n        with self._lock:",
+        f"{TOOL_TESTS} -k thought",
+    ),
+    Mutant(
+        "an answer to a call comes in the user's role",
+        "rllm_gym/tool_calls.py",
+        'return {"role": "tool",',
+        'return {"role": "user",',
+        f"{TOOL_TESTS} -k every_prompt",
+    ),
+    Mutant(
+        "a call ends as any turn does",
+        "rllm_gym/tokens.py",
+        "return ids[len(prompt_ids) :], self._restored(turn, saved)",
+        "return [*ids[len(prompt_ids) : -1], self.end_of_turn_id], self._restored(turn, saved)",
+        f"{TOOL_TESTS} -k expert_writes_a_call",
+    ),
     # programs as agents
     Mutant(
         "a program's edits count as the model's words",
@@ -267,8 +290,8 @@ MUTANTS = [
     ),
     Mutant(
         "calls in thoughts are made",
-        "envs/agents/formats.py",
-        "for opens, closes in _THOUGHTS:",
+        "rllm_gym/tool_calls.py",
+        "for opens, closes in THOUGHTS:",
         "for opens, closes in ():",
         "tests/envs/test_agent_formats.py -k thought",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +11,13 @@ import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 
 from rllm_gym.envs.agents.context import Said
-from rllm_gym.envs.agents.formats import FORMATS, MAX_CALLS
+from rllm_gym.envs.agents.formats import FORMATS, MAX_CALLS, Tools
 from rllm_gym.envs.agents.functions import BadCallError, Language
 from rllm_gym.envs.agents.rewards import RewardedTurn
 from rllm_gym.envs.agents.spec import agent_spec
 from rllm_gym.envs.text_space import REQUEST, UNREADABLE, UnicodeText, check_text_env
-from rllm_gym.types import CONTEXT_TURNS, TURN
+from rllm_gym.tool_calls import ToolCalls
+from rllm_gym.types import CONTEXT_TURNS, REPLIES, TURN
 
 MAX_ADDED_CHARS = 1_000  # to what the environment says
 
@@ -46,7 +48,8 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
     - `format`: `native` is the environment's own. With another one the system prompt asks for that one, `step` reads it
       (see `formats`), and the environment gets its own. A text that is no turn of the format is answered here and
-      is an invalid action: the environment is not stepped, and the reward is 0.
+      is an invalid action: the environment is not stepped, and the reward is 0. `tools` is the model's own: the chat
+      template tells of the functions, and `TokenEnv` gives what reads the calls (`use_tool_calls`).
     - `parallel_calls`: several calls in one turn are made in order (`run`), up to one that ends the episode; the reply
       is theirs, a line each, and the reward their sum. `refuse` makes such a turn an invalid action.
     - `plan: true`: the first completion is a plan.
@@ -78,7 +81,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self.agent = agent_spec(agent)
         RecordConstructorArgs.__init__(self, agent=agent)
         gymnasium.Wrapper.__init__(self, env)
-        self._format = FORMATS[self.agent.format]
+        self._format = copy.copy(FORMATS[self.agent.format])
         space = env.observation_space
         assert isinstance(space, gymnasium.spaces.Text)  # checked above
         num_replies = MAX_CALLS if self.agent.format != "native" and self.agent.parallel_calls == "run" else 1
@@ -90,11 +93,24 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._attempt = 0  # before a reset
         self._info: dict[str, Any] = {}
         self._request = ""  # asked for at the end of the last observation
+        self._replies: list[str] = []  # to the calls of the last turn
 
     @property
     def max_kept_turns(self) -> int | None:
         """The most turns in `info["rllm_gym/context_turns"]`; None where all of them stay."""
         return self.agent.max_kept_turns
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The functions that the chat template is to tell the policy of, in JSON Schema; none but for `tools`."""
+        if not isinstance(self._format, Tools):
+            return []
+        return [function.schema for function in Language.of(self.unwrapped).functions]
+
+    def use_tool_calls(self, calls: ToolCalls) -> None:
+        """Read and write calls as a model's family does."""
+        assert isinstance(self._format, Tools)
+        self._format.calls = calls
 
     @property
     def system_prompt(self) -> str:
@@ -125,7 +141,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         kind = self._asked.popleft() if self._asked else "action"
         self._said.append(Said(kind, attempt, is_pinned=kind == "plan" or self._has_failed))
         command = None
-        self._request = ""
+        self._request, self._replies = "", []
         reward, terminated, truncated = 0.0, False, False
         if kind == "action":
             command, reply, reward, terminated, truncated = self._act(action)
@@ -139,7 +155,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             )
             turn["rewards"] = {function.name: function(seen) for function in self.agent.rewards}
             reward = sum(function.weight * turn["rewards"][function.name] for function in self.agent.rewards)
-        info = {**self._info, TURN: turn, REQUEST: self._request}
+        info = {**self._info, TURN: turn, REQUEST: self._request, REPLIES: self._replies}
         if self.agent.context.kind != "full":
             info[CONTEXT_TURNS] = self.agent.context.kept(self._said, self._attempt)
         return reply + self._request, reward, terminated, truncated, info
@@ -220,6 +236,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
                 break
         if is_invalid:
             self._info = {**self._info, "is_invalid_action": True}
+        self._replies = replies
         return "\n".join(replies), reward, terminated, truncated
 
     def _due(self) -> list[str]:

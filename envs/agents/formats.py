@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rllm_gym.envs.agents.functions import REACT, BadCallError, Language, listing
+from rllm_gym.envs.agents.functions import REACT, BadCallError, Language, listing, names
+from rllm_gym.errors import ConfigError
+from rllm_gym.tool_calls import ToolCalls, without_thoughts
 
 MAX_CALL_CHARS = 8_000  # of what is parsed; deeper nesting than that allows is nobody's call
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)```", re.DOTALL)
 _TOOL_CALL, _END_OF_TOOL_CALL = "<tool_call>", "</tool_call>"
-_THOUGHTS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
 _ACTION = re.compile(r"^[ \t]*Action:", re.MULTILINE)
 _AFTER_ACTION = re.compile(r"^[ \t]*(?:Thought|Observation):", re.MULTILINE)
 MAX_CALLS = 10  # of a turn
@@ -189,25 +190,50 @@ class Code:
         return arguments
 
 
+class Tools:
+    """Calls of the functions that the chat template tells of, in the syntax of the model's family.
+
+    Attributes:
+        calls: reads and writes them; None at the text level.
+    """
+
+    rule = "Call one of the functions"
+
+    def __init__(self) -> None:
+        self.calls: ToolCalls | None = None
+
+    def system_prompt(self, language: Language) -> str:
+        return language.introduction
+
+    def read(self, text: str, language: Language) -> list[str]:
+        found = self._syntax().read(text)
+        if not found.calls:
+            raise BadCallError(f"there is no call of one; the functions are {names(language.functions)}")
+        actions = [language.text_of(name, json.loads(arguments)) for name, arguments in found.calls]
+        thought = "\n".join(said for said in (found.thought, found.content) if said)
+        return _turns(language, thought.strip(), actions)
+
+    def write(self, text: str, language: Language) -> str:
+        thought, action = language.split(text)
+        function, arguments = language.call_of(action)
+        return self._syntax().write(thought, function.name, arguments)
+
+    def _syntax(self) -> ToolCalls:
+        if self.calls is None:
+            raise ConfigError(
+                "agent: format: tools has the syntax of a model's chat template; got an environment at the text level. "
+                'Make it at the token level (without obs_type="text"), or take format: function_call.'
+            )
+        return self.calls
+
+
 FORMATS: dict[str, Format] = {
     "native": Native(),
     "react": React(),
     "function_call": FunctionCall(),
     "code": Code(),
+    "tools": Tools(),
 }
-
-
-def without_thoughts(text: str) -> str:
-    """Return a text without what stands between marks of a thought; the generation prompt may have opened the first.
-
-    A thought without an end goes to the end of the text.
-    """
-    for opens, closes in _THOUGHTS:
-        *thoughts, rest = text.split(closes)
-        # Before a closing mark without an opening one, all is a thought.
-        kept = [before for before, opened, _ in (part.partition(opens) for part in thoughts) if opened]
-        text = "".join([*kept, rest.partition(opens)[0]])
-    return text
 
 
 def _turns(language: Language, thought: str, actions: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from rllm_gym.envs.agents.formats import FORMATS
 from rllm_gym.envs.agents.rewards import RewardFunction, reward_functions
 from rllm_gym.errors import ConfigError, nearest
 
-KEYS = ("format", "parallel_calls", "plan", "reflect", "attempts", "attempt_turns", "context", "rewards")
+KEYS = ("format", "tool_parser", "parallel_calls", "plan", "reflect", "attempts", "attempt_turns", "context", "rewards")
 
 PARALLEL_CALLS = ("run", "refuse")
 
@@ -22,6 +22,7 @@ class AgentSpec:
 
     Args:
         format: a name in `FORMATS`.
+        tool_parser: for the format `tools`: vLLM's name of the parser; None is the one for what the template writes.
         parallel_calls: several calls of a turn "run" in order, or such a turn is invalid ("refuse").
         plan: the first completion is a plan.
         reflect_every: a reflection follows so many actions; None is never.
@@ -33,6 +34,7 @@ class AgentSpec:
     """
 
     format: str = "native"
+    tool_parser: str | None = None
     parallel_calls: str = "run"
     plan: bool = False
     reflect_every: int | None = None
@@ -74,6 +76,12 @@ def agent_spec(agent: Any) -> AgentSpec:
             f"agent: parallel_calls must be one of {', '.join(PARALLEL_CALLS)}; got {parallel_calls!r}. Did you mean "
             f"{nearest(str(parallel_calls), PARALLEL_CALLS)!r}?"
         )
+    tool_parser = given.get("tool_parser")
+    if tool_parser is not None and (name != "tools" or not isinstance(tool_parser, str)):
+        raise ConfigError(
+            f"agent: tool_parser names a parser of vLLM for format: tools; got {tool_parser!r} with format: {name}. "
+            "Correct it, or leave it out."
+        )
     plan = given.get("plan", False)
     if not isinstance(plan, bool):
         raise ConfigError(f"agent: plan must be true or false; got {plan!r}. Correct it.")
@@ -89,6 +97,7 @@ def agent_spec(agent: Any) -> AgentSpec:
     reflect_every, reflect_on_error = _reflect(given.get("reflect", {}))
     return AgentSpec(
         format=name,
+        tool_parser=tool_parser,
         parallel_calls=parallel_calls,
         plan=plan,
         reflect_every=reflect_every,

@@ -12,8 +12,8 @@ from typing import Any, NoReturn, Unpack
 from rllm_gym.envs.base import MAX_TEXT_CHARS, StepResult, TextEnv
 from rllm_gym.envs.items import TextOptions
 from rllm_gym.envs.program.requests import Call, Choice, ModelRequest, OwnTurns, RequestError, ToolCall
-from rllm_gym.envs.program.tool_calls import Parsed
 from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.tool_calls import Parsed
 
 SAMPLING_PARAMS = ("replace", "refuse")
 REPLACED_PARAMS = "replaced_params"  # of an info: how often requests asked for which
@@ -64,7 +64,7 @@ class ConversationEnv(TextEnv):
         if self._call is None or self.request is None:
             raise EnvError(f"{type(self).__name__}: it has ended, and no request waits for an answer. Reset it.")
         request = self._call.request
-        content, calls = self.read_text(self.request, action)
+        content, calls, _ = self.read_text(self.request, action)
         named = tuple(ToolCall(f"c{self._num_turns:04d}{k:04d}", *call) for k, call in enumerate(calls))
         reason = self.finish_reason if self.finish_reason != "stop" or not named else "tool_calls"
         choice = Choice(content, named, reason, self.token_logps)

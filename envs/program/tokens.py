@@ -10,12 +10,12 @@ import numpy as np
 from jinja2 import TemplateError
 
 from rllm_gym.envs.program.requests import ModelRequest, RequestError
-from rllm_gym.envs.program.tool_calls import Parsed, load_parser, parse, parser_of
 from rllm_gym.envs.text_space import UNREADABLE
 from rllm_gym.envs.wrappers import MOST_TURNS, TokenEnv, check_action
 from rllm_gym.errors import ConfigError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import first_of
+from rllm_gym.tool_calls import Parsed, load_parser, parse, parser_of
 from rllm_gym.types import CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, Logps, TokenIds
 
 
@@ -126,10 +126,10 @@ class ProgramTokenEnv(TokenEnv):
         self._prompt, self._num_before = ids, num_before if sampled else 1
 
     def _need_tools(self) -> None:
-        if not self.chat.renders_tools:
+        if not self.chat.takes_tools:
             raise RequestError("the model's chat template knows no tools. Leave tools out.", code="unsupported")
         if self._parser is None:
-            name = self._program.tool_parser or parser_of(self.chat.chat_template)
+            name = self._program.tool_parser or parser_of(self.chat)
             if name is None:
                 raise RequestError("it is not known how the model writes tool calls; set tool_parser.", 501)
             try:

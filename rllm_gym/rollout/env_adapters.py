@@ -184,8 +184,12 @@ class WithExperts:
     def _with_moves(self, step: EnvStep) -> EnvStep:
         if self._num_steps >= self._horizon:
             return step
-        infos = {agent: {**step.infos.get(agent, {}), MOVES: (self.expert_action(agent),)} for agent in step.to_act}
+        infos = {agent: {**step.infos.get(agent, {}), MOVES: (self._move(agent),)} for agent in step.to_act}
         return replace(step, infos={**step.infos, **infos})
+
+    def _move(self, agent_id: str) -> str | TokenIds:
+        said = self.expert_action(agent_id)
+        return said if self.is_multi_agent else self.call(lambda env: env.get_wrapper_attr("encode_action")(said))
 
     def expert_action(self, agent_id: str) -> str:
         """Return the expert's action for an agent.

@@ -146,6 +146,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         config = self.config
         torch.set_num_threads(config.num_env_runner_threads)
         for environment in self.environments:  # a wrong env_config shows here, before the engine takes its memory
+            if config.engine == "openai" and environment.calls_tools:
+                raise ConfigError(
+                    f"{environment.name}: format: tools is for engines that sample tokens; got the engine openai. "
+                    "Take format: function_call."
+                )
             self._make_token_env(environment).close()
         if self.worker_index <= 1:
             for note in self.chat.notes():
@@ -380,7 +385,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
                 self.chat.count_role_markers(message["content"])
                 for stream in episode.streams.values()
                 for message in stream.messages
-                if message["role"] == "user"
+                if message["role"] in ("user", "tool")
             )
             if self.episode_callbacks:
                 self.episode_callbacks.episode_ended(episode)

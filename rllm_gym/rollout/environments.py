@@ -61,6 +61,12 @@ class EnvironmentSpec:
         agent = self.env_config.get("agent")
         return isinstance(agent, Mapping) and agent.get("context") not in (None, "full")
 
+    @property
+    def calls_tools(self) -> bool:
+        """Whether an agent calls functions in the syntax of the model's family, which vLLM's parsers read."""
+        agent = self.env_config.get("agent")
+        return isinstance(agent, Mapping) and agent.get("format") == "tools"
+
     def with_split(self, split: str | None) -> EnvironmentSpec:
         """Return the same environment over the tasks of `split`; None is as configured.
 

@@ -122,7 +122,7 @@ class AgentInPlay:
     num_repeated: int = 0
     context_index: int = 0
     prompt: Sequence[Message] = ()
-    moves: tuple[str, ...] = ()
+    moves: tuple[str | TokenIds, ...] = ()
     action: TokenIds | None = None
     early_reward: float = 0.0
 

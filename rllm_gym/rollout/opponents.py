@@ -108,7 +108,7 @@ class MovePlayer:
 
     def _say(self, request: CompletionRequest) -> Completion:
         move = request.moves[int(np.random.default_rng(request.seed).integers(len(request.moves)))]
-        ids = np.asarray(self.chat.encode_action(move), np.int64)
+        ids = np.asarray(self.chat.encode_action(move) if isinstance(move, str) else move, np.int64)
         return Completion(request.request_id, ids, np.zeros(len(ids), np.float32))
 
     def abort(self, request_id: str) -> None:

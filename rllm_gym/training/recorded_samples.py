@@ -78,6 +78,11 @@ class SampleMaker:
                     f"episode {record.episode_id}, whose history was rewritten. Leave it out, or retokenize: false."
                 )
             messages = tuple(record.messages)
+            if any(message["role"] == "tool" for message in messages):
+                raise TrajectoryError(
+                    f"data: calls of functions cannot be encoded anew; got episode {record.episode_id}, of format: "
+                    "tools. Leave it out, or retokenize: false."
+                )
             last = max((k for k, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
             messages = messages[: last + 1]
             return self.contexts_of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))

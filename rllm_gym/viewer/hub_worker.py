@@ -94,7 +94,8 @@ class _Session:
         if len(text) > MAX_ACTION_CHARS:
             raise ConfigError(f"hub: an action has at most {MAX_ACTION_CHARS} characters; got {len(text)}.")
         self._request()
-        ids = np.asarray(self._chat.encode_action(text), np.int64)
+        assert self._hand is not None
+        ids = np.asarray(self._hand.call(lambda env: env.get_wrapper_attr("encode_action")(text)), np.int64)
         return self._take_turn(ids, np.zeros(len(ids), np.float32))
 
     def expert(self) -> dict[str, Any]:

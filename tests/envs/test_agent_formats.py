@@ -24,6 +24,13 @@ CRAFT = Language(
 )
 SEARCH = Language("", "", "<think>{thought}</think>\n{action}", (Function("search", "<search>{query}</search>", ""),))
 WORDS = Language("", "", "{action}", (Function("act", "{action}", ""),))
+AT_THE_TEXT_LEVEL = [name for name in FORMATS if name != "tools"]  # which tests/envs/test_tools.py is about
+TURNS = [
+    (CRAFT, "Thought: Two 'logs'.\nAction: get 2 oak \"logs\""),
+    (CRAFT, "Thought: a\nb: {c}\nAction: type [7] [a] [b\\n{}'\"]"),
+    (SEARCH, "<think>I look.</think>\n<search>who? </search>"),
+    (WORDS, "open the door"),
+]
 
 
 @pytest.mark.parametrize(
@@ -158,16 +165,8 @@ def test_react_is_put_into_the_environments_own_form(text, turn):
     assert FORMATS["react"].read(text, CRAFT) == FORMATS["native"].read(text, CRAFT) == [text]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(
-    ("language", "turn"),
-    [
-        (CRAFT, "Thought: Two 'logs'.\nAction: get 2 oak \"logs\""),
-        (CRAFT, "Thought: a\nb: {c}\nAction: type [7] [a] [b\\n{}'\"]"),
-        (SEARCH, "<think>I look.</think>\n<search>who? </search>"),
-        (WORDS, "open the door"),
-    ],
-)
+@pytest.mark.parametrize("name", AT_THE_TEXT_LEVEL)
+@pytest.mark.parametrize(("language", "turn"), TURNS)
 def test_what_an_expert_writes_is_read_as_the_same_turn(name, language, turn):
     written = FORMATS[name].write(turn, language)
     [read] = FORMATS[name].read(written, language)
@@ -257,7 +256,7 @@ def make(env_id, agent, **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", AT_THE_TEXT_LEVEL)
 @pytest.mark.parametrize("env_id", IDS)
 def test_every_environment_keeps_the_contract_in_every_format(env_id, name, request):
     skip_without(OF_ENVIRONMENTS.get(env_id))
@@ -287,7 +286,7 @@ def test_every_environment_keeps_the_contract_in_every_format(env_id, name, requ
         env.close()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", AT_THE_TEXT_LEVEL)
 @pytest.mark.parametrize("env_id", ["rllm_gym/TextCraft-v0", "rllm_gym/SearchQA-v0"])
 def test_an_expert_earns_the_same_in_every_format(env_id, name):
     skip_without(OF_ENVIRONMENTS.get(env_id))

@@ -248,7 +248,7 @@ def test_a_reward_function_that_fails_is_an_error_and_no_reward(text):
     [
         ("react", "must be a mapping"),
         ({"fromat": "react"}, "unknown key 'fromat'; did you mean 'format'"),
-        ({"format": "json"}, "format must be one of native, react, function_call, code; got 'json'"),
+        ({"format": "json"}, "format must be one of native, react, function_call, code, tools; got 'json'"),
         ({"plan": "yes"}, "plan must be true or false"),
         ({"attempts": 0}, "attempts must be a whole number of at least 1; got 0"),
         ({"attempts": True}, "attempts must be a whole number"),

@@ -50,7 +50,7 @@ ENVS = [
     ("SearchQA-v0", {}),
     ("TextArena-v0", {}),
     *((env, {"protocol": "agentgym"}) for env in ("TextCraft-v0", "BabyAI-v0", "SearchQA-v0")),
-    *(("TextCraft-v0", {"agent": {"format": name}}) for name in FORMATS if name != "native"),
+    *(("TextCraft-v0", {"agent": {"format": name}}) for name in FORMATS if name not in ("native", "tools")),
 ]
 
 

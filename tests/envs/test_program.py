@@ -20,10 +20,10 @@ import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.program.conversation import note_of_replaced
 from rllm_gym.envs.program.env import ProgramEnv
 from rllm_gym.envs.program.requests import RequestError
-from rllm_gym.envs.program.tool_calls import load_parser, parse
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.tool_calls import load_parser, parse
 from rllm_gym.training.metrics import episode_metrics
 from rllm_gym.types import AGENT, Completion, EndReason, SamplingParams, TaskGroup
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from rllm_gym.envs.program.tool_calls import load_parser
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.tool_calls import load_parser
 from rllm_gym.types import AGENT, SamplingParams, TaskGroup
 from tests.envs.test_program import ScriptedEngine
 

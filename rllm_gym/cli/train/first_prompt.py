@@ -90,6 +90,10 @@ def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Co
         from rllm_gym.tokens import ChatTokenizer
 
         chat = ChatTokenizer(settings["model"], **settings["chat_options"])
+        if any(spec.calls_tools for spec in environments):
+            from rllm_gym.tool_calls import import_parsers
+
+            import_parsers()
         connection.send(FirstPrompt())
         for spec in environments:
             connection.send(_first_prompt(spec, chat, settings))

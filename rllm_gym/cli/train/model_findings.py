@@ -19,6 +19,7 @@ from rllm_gym.cli.train.sampler_memory import (
 )
 from rllm_gym.errors import ChatTemplateError, ConfigError
 from rllm_gym.models import attention_of
+from rllm_gym.tool_calls import parser_of
 
 TRAINED_BYTES = 16  # of a trained parameter: its weight and gradient, and the optimizer's float32 copies and moments
 LORA = {"r": 16}
@@ -159,6 +160,15 @@ def _look_at_learner_memory(config: Any, num_parameters: int, weights: int, room
 # --- the chat template ---
 
 
+def _of_tools(chat: Any) -> str:
+    if not chat.takes_tools:
+        return "the template takes none: a system prompt lists an environment's functions"
+    parser = parser_of(chat)
+    if parser is None:
+        return "the template takes them; it is not known what reads its calls"
+    return f"the template takes them, and vLLM's parser {parser} reads its calls: agent: {{format: tools}}"
+
+
 def _look_at_template(folder: Path, config: Any) -> Iterator[Finding]:
     from rllm_gym.tokens import ChatTokenizer
 
@@ -176,8 +186,7 @@ def _look_at_template(folder: Path, config: Any) -> Iterator[Finding]:
         yield Finding("system role", "ok", "kept as its own turn")
     else:
         yield Finding("system role", "note", "none, or moved: a system prompt heads the first user's turn")
-    tools = "takes them" if chat.takes_tools else "takes none: a system prompt lists an environment's functions"
-    yield Finding("tools", "ok", f"the template {tools}")
+    yield Finding("tools", "ok", _of_tools(chat))
     arguments = [name for name in chat.template_arguments if name != "strftime_now"]
     if arguments:
         set_ = f"; set: {config.chat_template_kwargs}" if config.chat_template_kwargs else ""
