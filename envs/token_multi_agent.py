@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,10 @@ class TokenMultiAgentEnv:
     def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
         """Return how many tokens of what was sampled are the action, see `TokenEnv`."""
         return self.chat.turn_length(ids, self.turn_limits)
+
+    def early_end(self) -> Callable[[Sequence[int]], bool] | None:
+        """See `TokenEnv`."""
+        return self.chat.early_end(self.turn_limits)
 
     def encode_action(self, text: str) -> TokenIds:
         """Return the action for `text`: its ids and the end-of-turn token."""

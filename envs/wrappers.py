@@ -131,6 +131,10 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         """Return how many tokens of what was sampled are the action: those up to the one in which a stop text ends."""
         return self.chat.turn_length(ids, self.turn_limits)
 
+    def early_end(self) -> Callable[[Sequence[int]], bool] | None:
+        """Return the test whether the tokens so far are a turn by `turn_limits`; None without any."""
+        return self.chat.early_end(self.turn_limits)
+
     def encode_action(self, text: str) -> TokenIds:
         """Return the action that says `text`, as an expert would: its ids and the end-of-turn token."""
         return np.asarray((self.calls or self.chat).encode_action(text), np.int64)

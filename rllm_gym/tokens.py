@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -335,6 +335,19 @@ class ChatTokenizer:
         stop, most = limits
         length = self.length_up_to(ids, stop) if stop else len(ids)
         return length if most is None else min(length, most)
+
+    def early_end(self, limits: tuple[Sequence[str], int | None]) -> Callable[[Sequence[int]], bool] | None:
+        """Return the test whether the tokens so far are a turn, see `turn_length`; None without limits."""
+        stop, most = limits
+        if not stop and most is None:
+            return None
+        num_last = max((len(text.encode()) for text in stop), default=0)  # a token has a byte at least
+
+        def is_over(ids: Sequence[int]) -> bool:
+            is_full = most is not None and len(ids) >= most
+            return is_full or end_of_first(self.decode_action(ids[-num_last:]), stop) is not None
+
+        return is_over
 
     def said(self, ids: Sequence[int]) -> str:
         """Return the text of a sampled turn for the other side, without the token that ended it.

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -75,6 +75,8 @@ class SamplingParams:
 class CompletionRequest:
     """A prompt for an engine. Sampling stops after one of `stop_ids`, which is part of the completion.
 
+    `is_over` says of the tokens so far whether they end the turn without one of `stop_ids`, as a stop text does: an
+    engine that samples token by token asks it after each. One that does not is cut by the rollout loop.
     `messages` say the same as `prompt_ids`, for engines that speak text; `moves` are for scripted opponents.
     """
 
@@ -85,6 +87,7 @@ class CompletionRequest:
     seed: int
     messages: Sequence[Message] = ()
     moves: tuple[str | TokenIds, ...] = ()
+    is_over: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

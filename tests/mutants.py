@@ -52,6 +52,13 @@ PROGRAM, PROGRAM_TESTS = "envs/program", "tests/envs/test_program.py"
 GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gateway.py"
 
 MUTANTS = [
+    Mutant(
+        "what is behind a stop text is sampled",
+        "rllm_gym/rollout/loop.py",
+        "is_over=env.early_end(),",
+        "is_over=None,",
+        "tests/rollout/test_stop_texts.py -k request_tells",
+    ),
     # calls of tools
     Mutant(
         "a call in a thought is made",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, SupportsFloat
 
@@ -49,6 +49,9 @@ class EnvAdapter(Protocol):
     def take_logps(self, logp: Logps) -> None:
         """Hear the log-probabilities of the next action's tokens, where somebody may ask for them."""
 
+    def early_end(self) -> Callable[[Sequence[int]], bool] | None:
+        """Return the test of a turn that is being sampled, see `CompletionRequest.is_over`; None where it needs none."""
+
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
 
     def step(self, actions: Mapping[str, TokenIds]) -> EnvStep: ...
@@ -83,6 +86,7 @@ class SingleAgentAdapter:
         self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
         self.turn_length = env.get_wrapper_attr("turn_length") if env.has_wrapper_attr("turn_length") else len
         self.take_logps = env.get_wrapper_attr("take_logps") if env.has_wrapper_attr("take_logps") else ignore_logps
+        self.early_end = env.get_wrapper_attr("early_end") if env.has_wrapper_attr("early_end") else _no_early_end
         self.env_id = _env_id(env)
         self.wants_end = env.has_wrapper_attr("cut_short")
 
@@ -120,6 +124,7 @@ class MultiAgentAdapter:
         self._env = env
         self.turn_length = getattr(env, "turn_length", len)
         self.take_logps = ignore_logps
+        self.early_end = getattr(env, "early_end", _no_early_end)
         self.agents = tuple(env.possible_agents)
         self.env_id = _env_id(env)
 
@@ -210,6 +215,10 @@ def _ask_expert(env: Any, agent: tuple[str, ...]) -> str:
 
 def ignore_logps(logp: Logps) -> None:
     pass
+
+
+def _no_early_end() -> None:
+    return None
 
 
 def _end_reason(terminated: bool, truncated: bool) -> EndReason | None:

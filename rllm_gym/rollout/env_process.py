@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -73,6 +73,9 @@ class EnvProcess:
 
     def turn_length(self, ids: TokenIds) -> int:
         return self._chat.turn_length(ids, self._turn_limits)
+
+    def early_end(self) -> Callable[[Sequence[int]], bool] | None:
+        return self._chat.early_end(self._turn_limits)
 
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
         return self._ask("reset", seed, item_id, seating)

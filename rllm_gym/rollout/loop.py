@@ -464,6 +464,7 @@ class RolloutLoop:
                 seed=seed_of(*flight.episode.group.key, flight.episode.member, agent_index, len(stream.turns)),
                 messages=agent.prompt,
                 moves=agent.moves,
+                is_over=env.early_end(),
             )
             self._requests[request.request_id] = Request(flight, stream, engine.policy_version)
             engine.submit(request)

@@ -61,6 +61,26 @@ def test_a_turn_without_anything_behind_a_stop_text_stays_whole(stop, said):
     assert heard == [said] * 2 and turns[0].action_ids.tolist() == chat.encode_action(said)
 
 
+def test_a_request_tells_the_engine_in_which_token_a_stop_text_ends():
+    from rllm_gym.envs.tokens import to_tokens
+
+    env = to_tokens(Library())
+    is_over, ids = env.early_end(), env.chat.encode_action("<search>x</search>Lyon.")
+    ends = [is_over(ids[:k]) for k in range(len(ids) + 1)]
+    assert ends.index(True) == env.turn_length(ids)
+    assert to_tokens(Library(), stop=[]).early_end() is None
+    engine = ScriptedEngine(lambda prompt: ids)
+    loop = RolloutLoop(
+        lambda index: env, {"default_policy": engine},
+        module_of=lambda agent, episode: "default_policy", num_envs=1, params=SamplingParams(200), max_model_len=4096,
+    )  # fmt: skip
+    loop.submit([TaskGroup((0, 0, 0), None, 1)], max_episode_steps=1)
+    list(loop.finished_groups())
+    loop.close()
+    [request] = engine.requests
+    assert [request.is_over(ids[:k]) for k in range(len(ids) + 1)] == ends
+
+
 @pytest.mark.parametrize("stop", ["</search>", [""], [7]])
 def test_stop_texts_that_cannot_be_are_refused(stop):
     with pytest.raises(ConfigError, match="stop: must be a list of texts"):

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.engines.transformers import TransformersEngine, sampled_logp
 from rllm_gym.types import SamplingParams
-from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
+from tests.rollout.engine_helpers import check_early_end, forward_logp, make_request, run, until_something_ends
 
 PROMPT = list(range(60, 80))
 request = partial(make_request, prompt=PROMPT)
@@ -34,6 +34,10 @@ def test_logps_are_those_of_a_plain_forward(engine, model, temperature):
     for r, completion in zip(requests, run(engine, *requests), strict=True):
         expected = forward_logp(model, r.prompt_ids, completion.token_ids, temperature)
         np.testing.assert_allclose(completion.logp, expected, atol=1e-4)
+
+
+def test_a_turn_ends_with_the_token_that_a_stop_text_ends_in(engine):
+    check_early_end(engine, PROMPT)
 
 
 def test_greedy_takes_the_likeliest_token_and_reports_the_models_own_logp(engine, model):

@@ -22,7 +22,7 @@ from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, dif
 from rllm_gym.weights.placement import WeightPlan
 from rllm_gym.weights.receiver import _Incoming
 from tests.conftest import make_model, make_tokenizer
-from tests.rollout.engine_helpers import forward_logp, make_request, run, until_something_ends
+from tests.rollout.engine_helpers import check_early_end, forward_logp, make_request, run, until_something_ends
 
 pytestmark = pytest.mark.xdist_group("vllm")  # they share engines
 
@@ -106,6 +106,11 @@ def test_a_turn_ends_with_its_stop_token_included(engine):
     (stopped,) = run(engine, request("stopped", seed=1, stop_ids=(stop,)))
     assert stopped.token_ids.tolist() == free.token_ids[: free.token_ids.tolist().index(stop) + 1].tolist()
     assert len(stopped.logp) == len(stopped.token_ids)
+
+
+def test_a_turn_ends_with_the_token_that_a_stop_text_ends_in(engine):
+    check_early_end(engine, PROMPT)
+    assert not engine._is_over
 
 
 def test_new_weights_give_the_new_models_output_and_nothing_cached_of_the_old(engine, models):

@@ -130,6 +130,7 @@ class TransformersEngine:
             token = int(torch.multinomial(logp_V.exp(), 1, generator=running.generator))
         running.token_ids.append(token)
         running.logp.append(float(logp_V[token]))
+        running.is_finished = running.has_ended()
 
 
 def sampled_logp(logits_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -160,11 +161,14 @@ class _Running:
     cache: DynamicCache | None = None
     token_ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+    is_finished: bool = False
 
-    @property
-    def is_finished(self) -> bool:
+    def has_ended(self) -> bool:
         is_full = len(self.token_ids) >= self.request.params.max_new_tokens
-        return is_full or (bool(self.token_ids) and self.token_ids[-1] in self.request.stop_ids)
+        is_over = self.request.is_over
+        return (
+            is_full or self.token_ids[-1] in self.request.stop_ids or (is_over is not None and is_over(self.token_ids))
+        )
 
     def completion(self) -> Completion:
         return Completion(

@@ -117,6 +117,7 @@ class VLLMEngine:
         options = {**_default_options(model, max_model_len, options), **_checked(options)}
         self.policy_version = 0
         self._versions = TokenVersions()
+        self._is_over: dict[str, Callable[[Sequence[int]], bool]] = {}  # of requests that a text may end
         self.max_context_tokens = max_model_len
         self.no_adapter: LoRARequest | None = None  # one that adds nothing, where other policies ride along
         # On a CPU vLLM would compile a sum that nobody reads, by a C++ compiler, for eight seconds of every start.
@@ -154,20 +155,34 @@ class VLLMEngine:
             detokenize=False,
             stop_token_ids=list(request.stop_ids),
             ignore_eos=True,  # else the end tokens of the model's generation_config.json stop a turn, too
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            # All so far, where each token may end it: vLLM's own stop texts want a tokenizer of vLLM's.
+            output_kind=RequestOutputKind.FINAL_ONLY if request.is_over is None else RequestOutputKind.CUMULATIVE,
             skip_clone=True,  # nobody else holds them
         )
+        if request.is_over is not None:
+            self._is_over[request.request_id] = request.is_over
         self._live.add_request(
             request.request_id, {"prompt_token_ids": list(request.prompt_ids)}, params, lora_request=adapter
         )
 
     def step(self) -> list[Completion]:
         with self._watched(), torch.compiler.set_stance(self._stance):
-            finished = [_completion(output) for output in self._live.step() if output.finished]
+            outputs = self._live.step()
+            finished = [_completion(output) for output in outputs if output.finished or self._end_early(output)]
+        for completion in finished:
+            self._is_over.pop(completion.request_id, None)
         return [self._versions.stamp(completion, self.policy_version) for completion in finished]
+
+    def _end_early(self, output: Any) -> bool:
+        """End a request whose tokens so far are a turn; return whether they are."""
+        if not self._is_over[output.request_id](output.outputs[0].token_ids):
+            return False
+        self._live.abort_request([output.request_id])
+        return True
 
     def abort(self, request_id: str) -> None:
         self._live.abort_request([request_id])
+        self._is_over.pop(request_id, None)
         self._versions.forget(request_id)
 
     def load_weights(self, state: Mapping[str, Any], policy_version: int) -> None:
