@@ -37,6 +37,7 @@ TRAJECTORIES = "trajectories"  # in the folder of what is recorded
 MAX_PARALLEL = 8  # requests of one conversation that may wait at once
 MAX_TURNS = 200  # of one conversation
 MAX_NAME_CHARS = 200
+MODEL_CONTEXT, MODEL_ANSWER = 16_384, 1024  # tokens, where neither a run nor the command says
 WAIT_S = 0.1  # between two looks for what has begun or lain idle
 
 
@@ -299,10 +300,12 @@ def serve(
         ConfigError: the policy is not found, or the folder holds another one's conversations.
         OSError: the address cannot be listened on.
     """
+    policy = find_policy(source)
     options = dict(options)
     tool_parser = options.pop("tool_parser", None)
-    policy = find_policy(source)
     config = playing_config(policy, options)[1]
+    if policy.checkpoint is None:
+        config.update_from_dict({**_room_of(policy.name, config, options), **options})
     if config.engine == "openai":
         raise ConfigError("gateway: the engine openai asks an endpoint itself; got it here. Set engine: vllm.")
     with contextlib.ExitStack() as stack:
@@ -438,6 +441,18 @@ def _model_of(policy: Policy, module: str | None, stack: contextlib.ExitStack) -
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rllm_gym_gateway_"))
     export_policy(policy.checkpoint, Path(folder), module=module)
     return folder
+
+
+def _room_of(model: str, config: Any, options: Mapping[str, Any]) -> dict[str, int]:
+    """Return how long a model's conversations and answers may be where nobody says: a run's would be a game's."""
+    from transformers import AutoConfig
+
+    from rllm_gym.models import resolve_base_model
+
+    found = AutoConfig.from_pretrained(str(resolve_base_model(model)), trust_remote_code=config.trust_remote_code)
+    positions = getattr(found.get_text_config(), "max_position_embeddings", MODEL_CONTEXT)
+    context = options.get("max_model_len", min(MODEL_CONTEXT, positions))
+    return {"max_model_len": context, "max_new_tokens": min(MODEL_ANSWER, context // 4)}
 
 
 def _sampler(model: str, config: Any, max_sessions: int) -> tuple[Any, Any]:

@@ -170,6 +170,13 @@ def test_an_idle_conversation_ends_and_what_goes_on_from_it_begins_another(talks
     assert talk.ask("a", "ok", "b")[1] != first
 
 
+def test_without_a_token_other_hosts_names_and_other_sites_pages_are_refused(talks):
+    talk = talks()
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        assert requests.get(f"{talk.url}/v1/models", headers=headers, timeout=30).status_code == 403
+    assert requests.get(f"{talk.url}/v1/models", timeout=30).json()["data"][0]["id"] == "m"
+
+
 def test_a_prompt_without_room_for_an_answer_is_refused_by_openais_code(talks):
     talk = talks()
     body = {"model": "m", "messages": [{"role": "user", "content": "word " * 2000}]}
