@@ -40,7 +40,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class Parsed(NamedTuple):
-    """What a model says and calls.
+    """The words and the calls of a completion.
 
     Args:
         content: None where it only calls.
@@ -111,7 +111,7 @@ def load_parser(name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]] = 
 
 
 def parse(parser: Parser, text: str) -> Parsed:
-    """Return what a text says and calls; one that cannot be read is only said."""
+    """Return the words and the calls of a text; one that cannot be read is only said."""
     found = parser.extract_tool_calls(text, None)
     if not found.tools_called:
         return Parsed(text, [])
@@ -155,7 +155,7 @@ class _Harmony:
 
 
 def without_thoughts(text: str) -> str:
-    """Return a text without what stands between marks of a thought; the generation prompt may have opened the first.
+    """Return a text without its thoughts, which stand between marks; the generation prompt may have opened the first.
 
     A thought without an end goes to the end of the text.
     """
@@ -281,7 +281,7 @@ class ToolCalls:
         self.history = self._choose_history()
 
     def read(self, text: str) -> Parsed:
-        """Return what a turn says and calls; a call inside a thought is none. Texts may have raw line breaks."""
+        """Return the words and the calls of a turn; a call inside a thought is none. Texts may have raw line breaks."""
         said = without_thoughts(text)
         with self._lock:
             found = parse(self._parser, said)
@@ -307,7 +307,7 @@ class ToolCalls:
         return self.template.encode(parsed)[0] if parsed.calls else self.chat.encode_action(text)
 
     def with_thought(self, text: str) -> Parsed:
-        """Return what a turn says and calls, its thoughts in the content, where the family has no channel for them."""
+        """Return a turn's words and calls, its thoughts in the words where the family has no channel for them."""
         parsed, said = self.read(text), without_thoughts(text)
         if not parsed.calls or parsed.thought is not None or not text.endswith(said):
             return parsed

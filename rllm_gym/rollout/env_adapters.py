@@ -50,7 +50,7 @@ class EnvAdapter(Protocol):
         """Hear the log-probabilities of the next action's tokens, where somebody may ask for them."""
 
     def early_end(self) -> Callable[[Sequence[int]], bool] | None:
-        """Return the test of a turn that is being sampled, see `CompletionRequest.is_over`; None where it needs none."""
+        """Return the test of a turn that is being sampled, see `CompletionRequest`; None where there is none."""
 
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep: ...
 
