@@ -44,7 +44,7 @@ def check_env(
 
 
 def _findings(env: str, keywords: Mapping[str, Any], **options: Any) -> Iterator[Any]:
-    """Yield the outcome of each rule, beginning with a run's own way to play; no other is checked where a call hangs."""
+    """Yield the outcome of each rule, first that of a run's own way to play; no other follows where a call hangs."""
     from rllm_gym.envs.contract import findings
     from rllm_gym.envs.contract_findings import Finding
 

@@ -89,3 +89,15 @@ def test_a_process_that_hangs_is_killed_and_its_thread_goes_on(play):
     assert [e.num_env_timeouts for e in episodes] == [1, 1]
     assert "in step of AlarmEnv, which is abandoned" in episodes[0].error
     loop.close()
+
+
+def test_a_stop_text_ends_a_turn_of_a_process_too():
+    chat = chat_tokenizer(None)
+    spec = EnvironmentSpec("Alarm", lambda config: AlarmEnv())
+    env = make_token_env(spec, chat, stop=("STOP",), in_process=True)
+    env.reset(0, None)
+    ids = chat.encode_action("go STOP on")
+    ends = [k for k in range(1, len(ids) + 1) if env.early_end()(ids[:k])]
+    assert "STOP" in chat.decode(ids[: ends[0]]) and "STOP" not in chat.decode(ids[: ends[0] - 1])
+    assert env.turn_length(ids) == ends[0]
+    env.close()
