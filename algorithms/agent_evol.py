@@ -170,7 +170,7 @@ class AgentEvol(OfflineAlgorithm):
         found: dict[tuple[int | str, ...], dict[int, list[EpisodeRecord]]] = defaultdict(lambda: defaultdict(list))
         for path in self._trajectory_folders():
             for record in read_episodes(path) if path.is_dir() else ():
-                group = by_key.get(tuple(record.group))
+                group = by_key.get(record.seed_key)
                 if group is not None and record.train_step == generation and self._is_of(record, group):
                     found[group.key][record.member].append(record)
         return [

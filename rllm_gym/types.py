@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rllm_gym.infos import copy_of_info, messages_of, read
 from rllm_gym.ties import tie
 
 TokenIds = npt.NDArray[np.int64]  # shape [T]
@@ -27,7 +26,6 @@ DEFAULT_MODULE = "default_policy"  # RLlib's name for the only one
 # Keys of an info that this package's own wrappers pass to each other; every other key is the environment author's.
 TURN, CONTEXT_TURNS, CONTEXT_MESSAGES = "rllm_gym/turn", "rllm_gym/context_turns", "rllm_gym/context_messages"
 NUM_REPEATED_TOKENS, MOVES, REPLIES = "rllm_gym/num_repeated_tokens", "rllm_gym/moves", "rllm_gym/replies"
-MAX_REPR_CHARS = 1_000  # of what an info holds and cannot be copied
 NOT_STORED = ("messages", TURN, CONTEXT_TURNS, CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, MOVES, REPLIES)
 
 
@@ -206,8 +204,8 @@ class Turn:
 
     def take_info(self, info: Mapping[str, Any]) -> None:
         """Take over what the environment's info says of this turn."""
-        said = info.get("is_invalid_action")
-        self.is_invalid_action = bool(said) if isinstance(said, bool | np.bool_ | int) else self.is_invalid_action
+        said = read(info, "is_invalid_action")
+        self.is_invalid_action = self.is_invalid_action if said is None else said
         for name, value in info.get(TURN, {}).items():
             setattr(self, name, value)
 
@@ -287,38 +285,22 @@ class Episode:
 
     def take_info(self, agent_id: str, info: Mapping[str, Any], *, is_only_agent: bool) -> None:
         """Take over what the environment's info says after a reset or a step."""
-        item_id = info.get("item_id")
-        if isinstance(item_id, str | int | np.integer) and not isinstance(item_id, bool):
-            self.item_id = item_id if isinstance(item_id, str) else int(item_id)
-        stored = {str(key): _copy_of(value) for key, value in info.items() if key not in NOT_STORED}
+        item_id = read(info, "item_id")
+        self.item_id = self.item_id if item_id is None else item_id
+        stored = copy_of_info(info, left_out=NOT_STORED)
         if is_only_agent:
             self.info = stored
         else:
             self.info[agent_id] = stored
         if stream := self.streams.get(agent_id):
-            stream.messages = info.get("messages", stream.messages)
-            stream.role = role if isinstance(role := info.get("role"), str) else stream.role
+            stream.messages = stream.messages if (messages := messages_of(info)) is None else messages
+            stream.role = read(info, "role") or stream.role
             if stream.turns:
                 stream.turns[-1].take_info(info)
 
     @property
     def is_truncated(self) -> bool:
         return self.end_reason is not None and EndReason(self.end_reason).is_truncated
-
-
-def _copy_of(value: Any) -> Any:
-    """Return a value as it is now, which its author may go on to change; its text where it cannot be copied."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return text_of(value)
-
-
-def text_of(value: Any) -> str:
-    """Return the text of a value that cannot be kept itself."""
-    with contextlib.suppress(Exception):
-        return repr(value)[:MAX_REPR_CHARS]
-    return f"<{type(value).__name__}>"
 
 
 def outcomes(episodes: Sequence[Episode]) -> list[tuple[float, ...]]:

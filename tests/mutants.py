@@ -81,6 +81,35 @@ MUTANTS = [
         "return [*ids[len(prompt_ids) : -1], self.end_of_turn_id], self._restored(turn, saved)",
         f"{TOOL_TESTS} -k expert_writes_a_call",
     ),
+    # an environment's calls and its info
+    Mutant(
+        "an environment is called from whichever thread is free",
+        "rllm_gym/rollout/env_pool.py",
+        "job.slot.worker.give(job)",
+        "self._workers[len(self._given) % len(self._workers)].give(job)",
+        "tests/rollout/test_env_pool.py -k one_thread",
+    ),
+    Mutant(
+        "a hung thread's other environments cost an attempt",
+        "rllm_gym/rollout/loop.py",
+        "is_retry=not job.is_lost",
+        "is_retry=True",
+        "tests/rollout/test_env_pool.py -k made_anew",
+    ),
+    Mutant(
+        "a flag of another type counts",
+        "rllm_gym/infos.py",
+        "if key in FLAGS and is_number and value in (0, 1):",
+        "if key in FLAGS:",
+        "tests/rollout/test_infos.py",
+    ),
+    Mutant(
+        "an evaluation's group lacks its split",
+        "rllm_gym/data/records.py",
+        "*([split] if split and is_evaluation else [])",
+        "*[]",
+        "tests/data/test_records.py -k split",
+    ),
     # programs as agents
     Mutant(
         "a program's edits count as the model's words",

@@ -16,6 +16,7 @@ from rllm_gym.envs.agents.functions import BadCallError, Language
 from rllm_gym.envs.agents.rewards import RewardedTurn
 from rllm_gym.envs.agents.spec import agent_spec
 from rllm_gym.envs.text_space import REQUEST, UNREADABLE, UnicodeText, check_text_env
+from rllm_gym.infos import read
 from rllm_gym.tool_calls import ToolCalls
 from rllm_gym.types import CONTEXT_TURNS, REPLIES, TURN
 
@@ -196,7 +197,8 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         self._num_actions += 1
         self._earned += reward
         self._reply = reply
-        is_success = bool(self._info.get("is_success", self._earned > 0))
+        said = read(self._info, "is_success")
+        is_success = self._earned > 0 if said is None else said
         is_out_of_turns = self._num_actions == self.agent.attempt_turns and not (terminated or is_success)
         if is_out_of_turns or ((terminated or truncated) and not is_success):
             if self._attempt < self.agent.attempts:
@@ -230,7 +232,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             reply, given, terminated, truncated, self._info = self.env.step(command)
             replies.append(reply)
             reward += float(given)
-            is_invalid = is_invalid or bool(self._info.get("is_invalid_action", False))
+            is_invalid = is_invalid or bool(read(self._info, "is_invalid_action"))
             self._actions.append(language.split(command)[1])
             if terminated or truncated:
                 break
@@ -242,7 +244,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     def _due(self) -> list[str]:
         """Return the text to be written before the next action."""
         agent, due = self.agent, []
-        is_wrong = agent.reflect_on_error and self._info.get("is_invalid_action", False)
+        is_wrong = agent.reflect_on_error and read(self._info, "is_invalid_action")
         if is_wrong or (agent.reflect_every is not None and self._num_actions % agent.reflect_every == 0):
             due.append("reflection")
         if agent.context.wants_summary(self._said):
@@ -252,7 +254,7 @@ class AgentEnv(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     def _after(self, kind: str) -> str:
         """Return the answer to what was asked for."""
         if self._has_failed:
-            item_id = self._info.get("item_id")
+            item_id = read(self._info, "item_id")
             options = self._options if item_id is None else {**(self._options or {}), "item_id": item_id}
             observation, self._info = self.env.reset(seed=self._seed, options=options)
             self._begin_attempt()

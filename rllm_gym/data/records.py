@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
@@ -19,8 +18,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json, to_jsonable_python
 
+from rllm_gym.infos import copy_of, read, text_of
 from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 # The versions that are read, oldest first; the last one is written. A change of the fields below adds one, and a reader
@@ -36,6 +36,7 @@ TURN_DTYPES = {"observation_ids": np.int64, "action_ids": np.int64, "logp": np.f
 NOT_RECORDED = ("num_cached_tokens", "is_trained", "num_repeated")
 # The fields of an `EpisodeRecord` that a clock measures, as pydantic's `exclude` takes them: equal runs differ in them.
 CLOCKED = {"timings": True}
+MAX_STORED_NUMBERS = 1_000  # of an array in an info; of a larger one the text is stored
 
 
 class _Record(BaseModel):
@@ -107,7 +108,7 @@ class EpisodeRecord(_Record):
         timings: seconds.
         error: why the environment failed; set exactly where `end_reason` is `error`. Such an episode is never trained
             on.
-        info: the last step's info, as far as it is JSON.
+        info: the last step's info; what JSON has no form for is its text.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -292,19 +293,31 @@ def _agent_info(episode: Episode, agent_id: str) -> dict[str, Any]:
 def _info_fields(info: Mapping[str, Any], split: str | None) -> dict[str, Any]:
     """Return the record's fields that come from an environment's info, `split` only where it says none.
 
-    `messages` is left out, being stored already, and so is what JSON cannot hold (arrays, objects).
+    `messages` is left out, being stored already; what JSON cannot hold is stored as its text.
     """
-    kinds = {"is_success": bool, "category": str, "split": str}
-    found = {key: None if info.get(key) is None else kind(info[key]) for key, kind in kinds.items()}
-    rest: dict[str, Any] = {}
-    for key, value in info.items():
-        if key not in kinds and key != "messages":
-            with suppress(TypeError, ValueError):
-                rest[str(key)] = to_jsonable_python(value, fallback=_number)
+    found = {key: read(info, key) for key in ("is_success", "category", "split")}
+    rest = {
+        str(key): _json_of(value, str(key))
+        for key, value in info.items()
+        if key != "messages" and found.get(str(key)) is None
+    }
     return {**found, "split": found["split"] or split, "info": rest}
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
+def _json_of(value: Any, key: str) -> Any:
+    """Return a value as JSON has it, and as its readers can read it."""
+    if isinstance(value, np.ndarray) and value.size > MAX_STORED_NUMBERS:
+        return text_of(value)
+    value = copy_of(value, key)
+    try:
+        plain = to_jsonable_python(value, fallback=_plain)
+        from_json(to_json([plain], inf_nan_mode="null"))
+    except Exception:  # a text that is no UTF-8, a key that cannot be sorted out
+        return value if isinstance(value, str) else text_of(value)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     raise TypeError(type(value))

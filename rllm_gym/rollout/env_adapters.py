@@ -99,13 +99,15 @@ class SingleAgentAdapter:
 
     def reset(self, seed: int, item_id: str | int | None, seating: int = 0) -> EnvStep:
         ids, info = self._env.reset(seed=seed, options=_options(item_id))
-        return EnvStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: info})
+        return EnvStep({AGENT: _ids(ids)}, {}, (AGENT,), {AGENT: _info(info, self.env_id)})
 
     def step(self, actions: Mapping[str, TokenIds]) -> EnvStep:
         ids, reward, terminated, truncated, info = self._env.step(actions[AGENT])
         end_reason = _end_reason(terminated, truncated)
         rewards = {AGENT: _finite(reward, self.env_id)}
-        return EnvStep({AGENT: _ids(ids)}, rewards, () if end_reason else (AGENT,), {AGENT: info}, end_reason)
+        return EnvStep(
+            {AGENT: _ids(ids)}, rewards, () if end_reason else (AGENT,), {AGENT: _info(info, self.env_id)}, end_reason
+        )
 
     def call(self, function: Callable[[Any], Any]) -> Any:
         return function(self._env)
@@ -159,7 +161,7 @@ class MultiAgentAdapter:
             {agent: _ids(ids) for agent, ids in observations.items()},
             {agent: _finite(reward, self.env_id) for agent, reward in rewards.items()},
             to_act,
-            {agent: infos[agent] for agent in self.agents if agent in infos},
+            {agent: _info(infos[agent], self.env_id) for agent in self.agents if agent in infos},
             end_reason,
         )
 
@@ -236,6 +238,12 @@ def _options(item_id: str | int | None) -> dict[str, Any] | None:
 
 def _ids(ids: Any) -> TokenIds:
     return np.asarray(ids, np.int64)
+
+
+def _info(info: Any, env_id: str) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise EnvError(f"{env_id}: an info must be a dictionary; got {type(info).__name__}.")
+    return info
 
 
 def _finite(reward: SupportsFloat, env_id: str) -> float:

@@ -25,9 +25,10 @@ import cloudpickle
 
 from rllm_gym import errors
 from rllm_gym.errors import EnvError, describe
+from rllm_gym.infos import copy_of_info
 from rllm_gym.rollout.env_adapters import EnvStep, adapt_env, ignore_logps
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.types import Logps, TokenIds, text_of
+from rllm_gym.types import Logps, TokenIds
 
 CLOSE_TIMEOUT_S = 5.0  # for a process to end once its environment is closed
 PARENT_CHECK_S = 1.0
@@ -189,18 +190,8 @@ def _pickled(answer: tuple[Any, ...]) -> bytes:
     except Exception as error:
         if not isinstance(answer[1], EnvStep):
             return cloudpickle.dumps((False, ("EnvError", f"the answer cannot be sent: {describe(error)}")))
-    infos = {
-        agent_id: {key: _sendable(value) for key, value in info.items()} for agent_id, info in answer[1].infos.items()
-    }
+    infos = {agent_id: copy_of_info(info) for agent_id, info in answer[1].infos.items()}
     return cloudpickle.dumps((True, replace(answer[1], infos=infos), *answer[2:]))
-
-
-def _sendable(value: Any) -> Any:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return text_of(value)
-    return value
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.infos import messages_of
 from rllm_gym.rollout.env_adapters import EnvAdapter, EnvStep
 from rllm_gym.rollout.env_pool import EnvJob, EnvPool, EnvSlot
 from rllm_gym.rollout.watch import Waiting, WaitingReports
@@ -415,7 +416,7 @@ class RolloutLoop:
         for agent_id, info in step.infos.items():
             episode.take_info(agent_id, info, is_only_agent=not env.is_multi_agent)
             agent = agents[agent_id]
-            agent.prompt = info.get(CONTEXT_MESSAGES, info.get("messages", []))
+            agent.prompt = info.get(CONTEXT_MESSAGES) or messages_of(info) or []
             agent.moves = info.get(MOVES, ())
             agent.num_repeated = info.get(NUM_REPEATED_TOKENS, 0)
             if agent.num_repeated:

@@ -64,7 +64,8 @@ class WithMoves:
     def _moves(self, agent_id: str, info: Mapping[str, Any]) -> tuple[str, ...]:
         if self.players[agent_id] == "expert":
             return (str(self.unwrapped.expert_action(agent_id)),)
-        if not (legal := info.get("legal_actions")):
+        legal = info.get("legal_actions")
+        if not isinstance(legal, list | tuple | np.ndarray) or not len(legal):
             raise ConfigError(
                 f"opponents: {agent_id}: random chooses among info['legal_actions'], of which "
                 f"{type(self.unwrapped).__name__} gives none. Choose expert or a frozen policy."

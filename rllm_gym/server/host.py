@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from rllm_gym.envs.contract import has_expert
 from rllm_gym.envs.items import SPLITS
 from rllm_gym.errors import ConfigError, EnvError, describe
@@ -119,6 +121,7 @@ class EnvHost:
 
 def _reply(observation: str, info: Mapping[str, Any]) -> dict[str, Any]:
     """Return an observation as it goes over the wire; of info what JSON has plain values for."""
+    info = {k: value.item() if isinstance(value, np.generic) else value for k, value in info.items()}
     plain: dict[str, Any] = {k: value for k, value in info.items() if isinstance(value, int | float) or value is None}
     plain |= {key: _encodable(value) for key, value in info.items() if isinstance(value, str)}
     return {"text": _encodable(observation), "info": plain, "reward": None, "terminated": False, "truncated": False}

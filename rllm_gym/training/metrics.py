@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rllm_gym.infos import read
 from rllm_gym.types import AGENT, DEFAULT_MODULE, Episode, Stream
 
 
@@ -117,8 +118,8 @@ def metrics_by_role(episodes: list[Episode]) -> dict[str, dict[str, float]]:
     for episode in episodes:
         for stream in () if episode.is_conditional else episode.streams.values():
             info = episode.info.get(stream.agent_id)
-            if stream.turns and isinstance(info, dict) and "role" in info:
-                of_role[info["role"]].append((stream, episode, bool(info.get("is_success"))))
+            if stream.turns and isinstance(info, dict) and (role := read(info, "role")) is not None:
+                of_role[role].append((stream, episode, bool(read(info, "is_success"))))
     return {
         role: {
             "episode_return_mean": _mean(stream.total_reward for stream, _, _ in played),
@@ -145,12 +146,12 @@ def _ended_it(stream: Stream, episode: Episode) -> bool:
 
 def is_success(episode: Episode, agent_id: str | None = None) -> bool:
     """Return whether the environment said so (`info["is_success"]`) to an agent, or, without one, to all."""
-    if "is_success" in episode.info:
-        return bool(episode.info["is_success"])
+    if "is_success" in episode.info or set(episode.streams) <= {AGENT}:
+        return bool(read(episode.info, "is_success"))
     infos = {agent: info for agent, info in episode.info.items() if isinstance(info, dict)}
     if agent_id is not None:
-        return bool(infos.get(agent_id, {}).get("is_success", False))
-    return bool(infos) and all(info.get("is_success", False) for info in infos.values())
+        return bool(read(infos.get(agent_id, {}), "is_success"))
+    return bool(infos) and all(read(info, "is_success") for info in infos.values())
 
 
 def success_share(episode: Episode, only_playing: Collection[str] = ()) -> float:
