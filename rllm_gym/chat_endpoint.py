@@ -47,6 +47,11 @@ class Answer:
     num_completion_tokens: int
 
 
+# What a message may hold beside its text.
+_NO_TEXT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "audio")
+_REMEDY = "Serve the model without parsers of tools and reasoning, or raise max_new_tokens."
+
+
 class ChatEndpoint:
     """Asks for chat completions; threads may share one.
 
@@ -113,7 +118,7 @@ class ChatEndpoint:
         try:
             content = response.json()
             choice = content["choices"][0]
-            text = _text_of(choice["message"].get("content"))
+            text = _text_of(choice["message"])
             usage = content.get("usage") or {}
             return Answer(
                 text=text,
@@ -135,13 +140,23 @@ class ChatEndpoint:
         return response
 
 
-def _text_of(content: Any) -> str:
-    """Return a message's text; of one in parts the texts joined, without thoughts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
+def _text_of(message: Mapping[str, Any]) -> str:
+    """Return a message's text, or its refusal; of content in parts the texts joined, without thoughts.
+
+    Raises:
+        EndpointError: it has no text, but thoughts or calls of tools; or nothing at all.
+    """
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part["type"] == "text") or None
+    if content is not None and not isinstance(content, str):
         raise TypeError(f"content must be a text or a list of parts; got {type(content).__name__}.")
-    return "".join(part["text"] for part in content if part["type"] == "text")
+    text = content or message.get("refusal") or ""
+    others = [name for name in _NO_TEXT if message.get(name)]
+    if not text and (others or content is None):
+        got = " and ".join(others) or "nothing"
+        raise EndpointError(f"a message needs a text in content; got {got} alone. {_REMEDY}")
+    return text
 
 
 def _is_passing(error: BaseException) -> bool:

@@ -152,15 +152,30 @@ class OpenEnvSession:
             kind = NotOpenedError if "CAPACITY_REACHED" in str(error) else EnvError
             raise kind(f"{self.url}: {str(error)[:300]}") from error
         except Exception as error:  # a time-out, or whatever the connection's end looks like
+            self.close()  # an answer that comes late must not be taken for that to the next call
             raise EnvError(f"{self.url}: the session is lost ({type(error).__name__})") from error
 
     def _reply(self, result: Any) -> Reply:
+        """Return what a server answers; without a reward it earns nothing, which the last answer cannot mean.
+
+        Raises:
+            EnvError: the end without a reward, or a reward or an end that is none.
+        """
         observation, info = dict(result.observation), dict(result.metadata or result.observation.get("metadata") or {})
+        # Some servers say both inside the observation.
+        reward = observation.get("reward") if result.reward is None else result.reward
+        done = observation.get("done", result.done) or result.done
+        if not isinstance(done, bool | None) or isinstance(reward, bool) or not isinstance(reward, int | float | None):
+            raise EnvError(
+                f"{self.url}: an answer needs done as a bool and reward as a number; got {done!r}, {reward!r}."
+            )
         truncated = bool(info.pop("truncated", False))
-        terminated = bool(info.pop("terminated", result.done and not truncated))
+        terminated = bool(info.pop("terminated", done and not truncated))
+        if reward is None and (terminated or truncated):
+            raise EnvError(f"{self.url}: the last answer of an episode needs a reward; got null.")
         return Reply(
             text_of(observation),
-            float(result.reward or 0.0),
+            float(reward or 0.0),
             terminated,
             truncated,
             info,
