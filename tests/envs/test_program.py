@@ -794,11 +794,9 @@ def test_bodies_beyond_max_parallel_are_not_read(make):
     for _ in range(2):  # which never send what they announce
         held.append(socket.create_connection((address[0], int(address[1]))))
         held[-1].sendall((head + "Content-Length: 1000\\r\\n\\r\\n").encode())
-    while ask([user("a")]).get("status") != 429:
-        time.sleep(0.01)
+    assert 429 in (ask([user("a")]).get("status") for _ in range(20))
     [one.close() for one in held]
-    while "status" in ask([user("b")]):
-        time.sleep(0.01)
+    assert any("choices" in ask([user("b")]) for _ in range(1000))
     print(1)
     """
     env = make(source, max_parallel=2)
