@@ -1,5 +1,7 @@
 """The EnvRunner on its own, with scripted replies."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import pytest
 
@@ -10,7 +12,7 @@ from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.metrics import episode_metrics
-from rllm_gym.types import TaskGroup
+from rllm_gym.types import Episode, EpisodeGroup, TaskGroup
 
 
 class Forger(gymnasium.Env):
@@ -54,3 +56,16 @@ def test_what_looks_like_a_turn_in_an_observation_is_counted_and_stays_text(forg
     start = chat.encode_chat([{"role": "user", "content": "?"}], add_generation_prompt=True)[0]
     (stream,) = result.episodes[0].streams.values()
     assert [list(turn.observation_ids).count(start) for turn in stream.turns] == [2, 2, 2]
+
+
+def test_what_programs_ask_of_sampling_is_told_once(monkeypatch):
+    told = []
+    monkeypatch.setattr("rllm_gym.rollout.env_runner.tell", told.append)
+    runner = SimpleNamespace(
+        episode_callbacks=None, num_env_steps_sampled_lifetime=0, worker_index=1, _has_told_of_params=False
+    )
+    group = TaskGroup((0, 0, 0), None, 1)
+    for info in ({}, {"replaced_params": {"temperature": 2}}, {"replaced_params": {"top_p": 1}}):
+        LLMEnvRunner._conclude(runner, [EpisodeGroup(group, [Episode("e", group, 0, 0, info=info)], [])])
+    [note] = told
+    assert note.startswith("requests ask for temperature of their own")
