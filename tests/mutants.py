@@ -168,6 +168,13 @@ MUTANTS = [
         f"{PROGRAM_TESTS} -k bodies_beyond",
     ),
     Mutant(
+        "a program that nobody waits for goes on",
+        "rllm_gym/rollout/env_pool.py",
+        "                job.slot.env.abandon()",
+        "                pass",
+        f"{PROGRAM_TESTS} -k not_waited_for",
+    ),
+    Mutant(
         "log-probabilities are not given to programs",
         "rllm_gym/rollout/loop.py",
         "flight.slot.env.take_logps(completion.logp)",

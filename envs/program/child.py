@@ -55,7 +55,7 @@ class Child:
             )
         assert self._process.stdout and self._process.stderr
         self._stdout, self._stderr = _Tail(self._process.stdout), _Tail(self._process.stderr)
-        self._on_end = on_end
+        self._on_end, self._lock, self._is_closed = on_end, threading.Lock(), False
         threading.Thread(target=self._wait, name="program", daemon=True).start()
 
     @property
@@ -82,11 +82,18 @@ class Child:
                     total += os.lstat(os.path.join(root, name)).st_blocks * 512
         return total
 
+    def end(self) -> None:
+        """Have it end, and wait for nothing; may be called in any thread, and twice."""
+        with self._lock:
+            owner, self._owner = self._owner, -1
+        if owner >= 0:
+            os.close(owner)
+
     def close(self) -> None:
         """End it; safe to call twice."""
-        if self._owner >= 0:
-            os.close(self._owner)
-            self._owner = -1
+        self.end()
+        if not self._is_closed:
+            self._is_closed = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_TIMEOUT_S)
             remove_folder(self.folder)

@@ -149,6 +149,11 @@ class ProgramEnv(ConversationEnv):
         self._end_program()
         return reward, self._info()
 
+    def abandon(self) -> None:
+        """End the program, for whose next request nobody waits any more; for another thread."""
+        if (child := self._child) is not None:
+            child.end()
+
     def close(self) -> None:
         self._end_program()
         super().close()

@@ -62,6 +62,9 @@ class EnvAdapter(Protocol):
     def call(self, function: Callable[[Any], Any]) -> Any:
         """Call a function of the environment itself."""
 
+    def abandon(self) -> None:
+        """Hear, while a call is under way in another thread, that nobody waits for it any more; returns at once."""
+
     def close(self) -> None: ...
 
 
@@ -85,8 +88,9 @@ class SingleAgentAdapter:
         self._env = env
         self._stop_ids = tuple(env.get_wrapper_attr("stop_ids"))
         self.turn_length = env.get_wrapper_attr("turn_length") if env.has_wrapper_attr("turn_length") else len
-        self.take_logps = env.get_wrapper_attr("take_logps") if env.has_wrapper_attr("take_logps") else ignore_logps
-        self.early_end = env.get_wrapper_attr("early_end") if env.has_wrapper_attr("early_end") else _no_early_end
+        self.take_logps = env.get_wrapper_attr("take_logps") if env.has_wrapper_attr("take_logps") else ignore
+        self.early_end = env.get_wrapper_attr("early_end") if env.has_wrapper_attr("early_end") else ignore
+        self.abandon = env.get_wrapper_attr("abandon") if env.has_wrapper_attr("abandon") else ignore
         self.env_id = _env_id(env)
         self.wants_end = env.has_wrapper_attr("cut_short")
 
@@ -125,8 +129,8 @@ class MultiAgentAdapter:
     def __init__(self, env: Any):
         self._env = env
         self.turn_length = getattr(env, "turn_length", len)
-        self.take_logps = ignore_logps
-        self.early_end = getattr(env, "early_end", _no_early_end)
+        self.take_logps = self.abandon = ignore
+        self.early_end = getattr(env, "early_end", ignore)
         self.agents = tuple(env.possible_agents)
         self.env_id = _env_id(env)
 
@@ -215,12 +219,8 @@ def _ask_expert(env: Any, agent: tuple[str, ...]) -> str:
     return expert(*agent)
 
 
-def ignore_logps(logp: Logps) -> None:
-    pass
-
-
-def _no_early_end() -> None:
-    return None
+def ignore(*args: Any) -> None:
+    """Do nothing, for an environment that need not know."""
 
 
 def _end_reason(terminated: bool, truncated: bool) -> EndReason | None:

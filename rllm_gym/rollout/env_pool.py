@@ -307,12 +307,14 @@ class EnvPool:
                 job.state = _State.ABANDONED
             if is_running:
                 slot = job.slot
-                slot.is_hung, process = True, slot.env if isinstance(slot.env, EnvProcess) else None
-                slot.worker.is_hung = process is None
-        if is_running and process is not None:
-            process.kill()
-        elif is_running:
-            self._replace(slot.worker)
+                slot.is_hung = True
+                slot.worker.is_hung = not isinstance(slot.env, EnvProcess)  # which ends, and its call with it
+        if is_running:
+            with contextlib.suppress(Exception):  # it may mean something else by that name
+                if slot.env is not None:
+                    slot.env.abandon()
+            if slot.worker.is_hung:
+                self._replace(slot.worker)
         return is_running
 
     def _replace(self, worker: _Worker) -> None:

@@ -26,7 +26,7 @@ import cloudpickle
 from rllm_gym import errors
 from rllm_gym.errors import EnvError, describe
 from rllm_gym.infos import copy_of_info
-from rllm_gym.rollout.env_adapters import EnvStep, adapt_env, ignore_logps
+from rllm_gym.rollout.env_adapters import EnvStep, adapt_env, ignore
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Logps, TokenIds
 
@@ -38,7 +38,7 @@ NO_LIMITS: tuple[tuple[str, ...], int | None] = ((), None)  # texts that end a t
 class EnvProcess:
     """An `EnvAdapter` whose environment is made with the first call, in another process.
 
-    Its calls come from one thread; `kill` may come from any.
+    Its calls come from one thread; `abandon` may come from any.
 
     Args:
         make_env: makes the environment at the token level; pickled by value where it is no module's.
@@ -106,9 +106,9 @@ class EnvProcess:
             self._connection.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_TIMEOUT_S)
-            self.kill()
+            self.abandon()
 
-    def kill(self) -> None:
+    def abandon(self) -> None:
         """End the process and all that it has started; a call that is under way raises `EnvError`."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -173,7 +173,7 @@ def _about(env: Any) -> dict[str, Any]:
         **{name: getattr(env, name) for name in ("env_id", "agents", "is_multi_agent", "wants_end")},
         "stop_ids": {agent_id: env.stop_ids(agent_id) for agent_id in env.agents},
         "turn_limits": env.call(_turn_limits),
-        "takes_logps": env.take_logps is not ignore_logps,
+        "takes_logps": env.take_logps is not ignore,
     }
 
 

@@ -211,6 +211,11 @@ class GatewayEnv(ConversationEnv):
         self._gateway.end(self._session)
         return self._ended().reward, self._info()
 
+    def abandon(self) -> None:
+        """End the conversation, for whose next request nobody waits any more; for another thread."""
+        if self._session is not None:
+            self._session.events.put(None)
+
     def close(self) -> None:
         self._leave()
         super().close()

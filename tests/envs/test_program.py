@@ -327,6 +327,34 @@ def test_a_program_ends_with_the_run_that_is_killed(program, tmp_path):
     assert not alive(left) and not alive(one) and not Path(folder).exists()
 
 
+def test_a_program_that_is_not_waited_for_any_more_ends_at_once(program, tmp_path):
+    pids = tmp_path / "pids"
+    options = program(f"{LEAVES_A_CHILD}\nthreading.Event().wait()", variables={"PIDS": str(pids)})
+    chat = ChatTokenizer()
+    loop = RolloutLoop(
+        lambda index: gymnasium.make("rllm_gym/Program-v0", tokenizer=chat, disable_env_checker=True, **options),
+        {"main": ScriptedEngine(chat, lambda messages: "b")},
+        module_of=lambda agent_id, episode: "main",
+        num_envs=1,
+        num_env_workers=1,
+        params=SamplingParams(max_new_tokens=256),
+        max_model_len=2048,
+        max_retries=0,
+        env_timeout_s=10.0,
+    )
+    try:
+        loop.submit([TaskGroup((0, 0, 0), None, 1)], max_episode_steps=8)
+        [group] = loop.finished_groups()
+        assert "env_timeout_s = 10" in group.failed[0].error
+        left, one, folder = pids.read_text().split()
+        end_s = time.monotonic() + 20
+        while (alive(left) or alive(one) or Path(folder).exists()) and time.monotonic() < end_s:
+            time.sleep(0.05)
+        assert not alive(left) and not alive(one) and not Path(folder).exists()
+    finally:
+        loop.close()
+
+
 def test_a_flood_of_output_is_read_and_only_its_end_kept(make):
     env = make("""
     ask([user("a")])
