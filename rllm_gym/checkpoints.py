@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rllm_gym import file_systems
 from rllm_gym.errors import ConfigError
 from rllm_gym.lineage import RESUMED_FROM, read_origin, trials_before
 from rllm_gym.strangers_files import open_regular, read_lines, shown
@@ -66,6 +67,9 @@ def write_manifest(path: Path, *, training_iteration: int, protocol: str = "nati
 def force_to_disk(path: Path) -> None:
     """Force a folder with all that is in it to the disk, so that a power failure leaves it whole."""
     for part in (*path.rglob("*"), path, path.parent):
+        if part.is_dir():
+            file_systems.force_folder(part)
+            continue
         fd = os.open(part, os.O_RDONLY)
         try:
             os.fsync(fd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -18,6 +17,7 @@ from typing import Any
 from benchmarks.learning import study
 from benchmarks.learning.study import Run
 from benchmarks.learning.training import row_of
+from rllm_gym import file_systems
 
 SLOT_COMMAND = "LEARNING_SLOT_COMMAND"  # environment variable: put before each chunk, such as a lock's command
 NO_SLOT = 75  # what such a command returns where it got no turn (EX_TEMPFAIL)
@@ -64,10 +64,10 @@ def only_one(out: Path) -> Iterator[None]:
     with (out / "lock").open("w") as lock:
         os.set_inheritable(lock.fileno(), True)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_systems.lock(lock.fileno(), out, waits=False)
         except BlockingIOError:
             say(f"{out}: another runner, or the chunk that it has left, is at work here; waiting for it.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            file_systems.lock(lock.fileno(), out, waits=True)
         yield
 
 

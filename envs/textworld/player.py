@@ -97,7 +97,11 @@ def make(path: Path, level: int, seed: int) -> None:
         options.path = str(partial / "game.z8")
         textworld.make(options)
         (partial / "game.ni").unlink(missing_ok=True)  # the source that Inform has compiled
-        partial.rename(path)
+        try:
+            partial.rename(path)
+        except OSError:  # another process has made it meanwhile
+            if not path.exists():
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -105,7 +109,8 @@ def make(path: Path, level: int, seed: int) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: the game may be made twice
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

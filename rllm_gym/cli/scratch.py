@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rllm_gym import file_systems
+
 PREFIX = "rllm_gym_"
 MARK = ".run"  # a file in it: a folder of the user's may have such a name, too
 # Younger ones may not be locked yet.
@@ -38,8 +40,8 @@ def temporary_folder(*, has_own_ray: bool) -> Iterator[Path]:
     sweep(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     lock = os.open(folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    (folder / MARK).touch()
+    if file_systems.lock(lock, folder, waits=True):
+        (folder / MARK).touch()  # else nobody could tell whether its owner lives, and it is never swept
     before = {name: os.environ.get(name) for name in ("TMPDIR", "RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     if not has_own_ray or len(str(folder)) > MAX_PATH:

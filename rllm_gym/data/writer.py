@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from typing import IO, Any, Protocol, Self
 import zstandard
 from pydantic_core import PydanticSerializationError
 
+from rllm_gym import file_systems
 from rllm_gym.data.keep import Keep
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, lines_of, sealed_name
 from rllm_gym.data.records import SCHEMA_VERSION, VERSIONS, VERSIONS_IN_WORDS, EpisodeRecord, records_of
@@ -148,7 +148,7 @@ class TrajectoryWriter:
         # flock, not a pid file: the kernel lets it go however the process ends.
         lock = (self.folder / _LOCK).open("a+")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_systems.lock(lock.fileno(), self.folder, waits=False)
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
@@ -157,12 +157,6 @@ class TrajectoryWriter:
                 f"TrajectoryWriter: a folder has one writer at a time; got {self.folder}, which process {holder} is "
                 "writing. End that run or use another folder."
             ) from None
-        except OSError as error:  # a file system without locks
-            logger.warning(
-                "TrajectoryWriter: %s cannot be locked (%s); see to it that no other run writes it.",
-                self.folder,
-                error.strerror or error,
-            )
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -267,11 +261,7 @@ class TrajectoryWriter:
         temporary.rename(self.folder / MANIFEST)
 
     def _sync_folder(self) -> None:
-        fd = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        file_systems.force_folder(self.folder)
 
 
 def _line(record: EpisodeRecord) -> bytes:
