@@ -9,7 +9,6 @@ from rllm_gym.algorithms.functional import greedy_baseline_advantage
 from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.options.methods import ReMaxOptions
 from rllm_gym.training.advantage_rows import AdvantageRows
-from rllm_gym.training.samples import earnings
 from rllm_gym.types import TaskGroup
 
 
@@ -38,10 +37,7 @@ class ReMax(PolicyGradient):
         greedy = [TaskGroup(task.key, task.item_id, 1, task.env_index) for task in tasks]
         played, _ = self.sample(greedy, params=self.config.greedy_params)
         penalty = self.config.invalid_action_penalty
-        baseline = {
-            group_of[e.group.key]: sum(earnings(s, invalid_action_penalty=penalty)[0] for s in e.streams.values())
-            for e in played
-        }
+        baseline = {group_of[e.group.key]: sum(s.earnings(penalty)[0] for s in e.streams.values()) for e in played}
         has_baseline_N = torch.tensor([group in baseline for group in group_N.tolist()])
         advantage_N = torch.zeros_like(return_N)
         advantage_N[has_baseline_N] = greedy_baseline_advantage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ SELECTION = ("split", "splits", "item_ids")  # keywords of environments with num
 # The entry points of what this file registers.
 TEXT_AND_TOKEN_FACTORY = "rllm_gym.registration:make_env"
 MULTI_AGENT_FACTORY = "rllm_gym.registration:create_multi_agent"
+FACTORIES = (TEXT_AND_TOKEN_FACTORY, MULTI_AGENT_FACTORY)
 
 EnvCreator = str | Callable[..., gymnasium.Env[str, str]]
 
@@ -74,14 +76,15 @@ def register_multi_agent_env(id: str, env: str | Callable[..., Any], **kwargs: A
 
 
 def players_change_seats(env: Any) -> bool:
-    """Return whether an id is of an environment whose players change seats from one episode of a group to the next."""
-    if not isinstance(env, str) or (env_id := env.rpartition(":")[2]) not in gymnasium.registry:
-        return False
-    spec = gymnasium.spec(env_id)
-    if spec.entry_point != MULTI_AGENT_FACTORY:
-        return False
-    create = spec.kwargs["env"]
-    return bool(getattr(load_env_creator(create) if isinstance(create, str) else create, "rotates_seats", False))
+    """Return whether players change seats from one episode of a group to the next, in what has an id or in a class."""
+    if isinstance(env, str):
+        spec = gymnasium.registry.get(env.rpartition(":")[2])
+        env = None if spec is None else spec.kwargs["env"] if spec.entry_point in FACTORIES else spec.entry_point
+    if isinstance(env, str):
+        env = load_env_creator(env)
+    while isinstance(env, functools.partial):
+        env = env.func
+    return bool(getattr(env, "rotates_seats", False))
 
 
 def create_multi_agent(env: str | Callable[..., Any], **kwargs: Any) -> Any:

@@ -42,6 +42,7 @@ class TaskGroup:
         seed: of the environment's reset; None derives it from the key.
         members: the numbers of the episodes, `size` of them; None counts from 0. They decide what is sampled.
         screening_size: how many of them play first; where these end alike, the others are not played. None plays all.
+        invalid_action_penalty: what an invalid action costs, by which episodes differ, too.
         first_seating: where players change seats, how the first member's sit; None takes the group index.
     """
 
@@ -53,6 +54,7 @@ class TaskGroup:
     members: tuple[int, ...] | None = None
     screening_size: int | None = None
     first_seating: int | None = None
+    invalid_action_penalty: float = 0.0
 
     def seating(self, member: int) -> int:
         """Return by how many seats the players of a member have moved on."""
@@ -202,6 +204,10 @@ class Turn:
     token_versions: npt.NDArray[np.int64] | None = None
     num_repeated: int = 0
 
+    def earned(self, invalid_action_penalty: float) -> float:
+        """Return the reward less the penalty for an action that the environment called invalid."""
+        return self.reward - invalid_action_penalty * self.is_invalid_action
+
     def take_info(self, info: Mapping[str, Any]) -> None:
         """Take over what the environment's info says of this turn."""
         said = read(info, "is_invalid_action")
@@ -228,6 +234,11 @@ class Stream:
 
     def __post_init__(self) -> None:
         self.role = self.role or self.agent_id
+
+    def earnings(self, invalid_action_penalty: float) -> tuple[float, float]:
+        """Return what an agent has earned, less the penalties, and the size of its rewards (see `rllm_gym.ties`)."""
+        rewards = [turn.earned(invalid_action_penalty) for turn in self.turns]
+        return float(sum(rewards)), float(sum(map(abs, rewards)))
 
     @property
     def total_reward(self) -> float:
@@ -304,13 +315,18 @@ class Episode:
 
 
 def outcomes(episodes: Sequence[Episode]) -> list[tuple[float, ...]]:
-    """Return each agent's return in each episode, in the order of their names; equal where it ties."""
+    """Return each agent's return in each episode, in the order of their names; equal where it ties.
+
+    An action that the environment called invalid has cost what the episode's group says.
+    """
     agents = sorted({agent_id for episode in episodes for agent_id in episode.streams})
     nobody = Stream("", "")
     columns = []
     for agent_id in agents:
-        streams = [episode.streams.get(agent_id, nobody) for episode in episodes]
-        columns.append(tie([s.total_reward for s in streams], [s.reward_size for s in streams]).tolist())
+        earned = [
+            episode.streams.get(agent_id, nobody).earnings(episode.group.invalid_action_penalty) for episode in episodes
+        ]
+        columns.append(tie([total for total, _ in earned], [size for _, size in earned]).tolist())
     return list(zip(*columns, strict=True)) if columns else [()] * len(episodes)
 
 

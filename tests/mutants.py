@@ -97,6 +97,13 @@ MUTANTS = [
         "tests/rollout/test_env_pool.py -k made_anew",
     ),
     Mutant(
+        "episodes that differ by a penalty have ended alike",
+        "rllm_gym/types.py",
+        "return self.reward - invalid_action_penalty * self.is_invalid_action",
+        "return self.reward",
+        "tests/test_ties.py -k penalty",
+    ),
+    Mutant(
         "a flag of another type counts",
         "rllm_gym/infos.py",
         "if key in FLAGS and is_number and value in (0, 1):",

@@ -55,6 +55,20 @@ def test_episodes_that_earned_the_same_ended_alike():
     assert len(set(outcomes([episode(*[1e-8] * 10), episode(1e-7), episode(2e-7)]))) == 2
 
 
+def test_episodes_of_one_return_that_differ_by_a_penalty_have_not_ended_alike():
+    def episode(*invalid, penalty):
+        turns = [
+            Turn(np.zeros(1), np.zeros(1), np.zeros(1), 0, k, 0.5, is_invalid_action=is_invalid)
+            for k, is_invalid in enumerate(invalid)
+        ]
+        group = TaskGroup((0, 0, 0), None, 2, invalid_action_penalty=penalty)
+        return Episode("e", group, 0, 0, streams={"agent": Stream("agent", "policy", turns)})
+
+    for penalty, num_outcomes in ((0.0, 1), (0.1, 2)):
+        pair = [episode(False, False, penalty=penalty), episode(True, False, penalty=penalty)]
+        assert len(set(outcomes(pair))) == num_outcomes
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e9])
 def test_rounding_is_not_whitened(scale):
     x = torch.tensor([[TENTHS, 1.0, 0.7 + 0.1 + 0.1 + 0.1]], dtype=torch.float64) * scale

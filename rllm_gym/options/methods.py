@@ -166,7 +166,9 @@ class PolicyGradientOptions(CommonOptions):
         ),
     ] = 0
 
-    _needs_group = False  # with an underscore: RLlib takes attributes without one for options
+    # With an underscore: RLlib takes attributes without one for options.
+    _needs_group = False
+    _whitens_batch = False
 
     @property
     def opponent_specs(self) -> dict[str, Opponent]:
@@ -198,6 +200,11 @@ class PolicyGradientOptions(CommonOptions):
             yield (
                 f"{who}: screening_size must be below group_size, or no episode is left to play after; got "
                 f"{self.screening_size} of {self.group_size}. Lower it, or leave it out."
+            )
+        if self._whitens_batch and not self._needs_group and self.filter_groups == "advantage":
+            yield (
+                f"{who}: filter_groups: advantage drops groups in which all returns are equal, and here no episode is "
+                "compared with its group. Set filter_groups: off."
             )
         if self.kl_target is not None and 0 in (self.kl_target, self.kl_coeff):
             yield (
@@ -348,6 +355,13 @@ class GRPOOptions(GroupRelativeOptions):
                 f"{self.who}: advantage: joint gives a team one advantage, and overlong_buffer lowers each agent's own "
                 f"return; got {self.overlong_buffer}. Set overlong_buffer: 0, or advantage: agent."
             )
+        differing = {"advantage: agent_turn": self.advantage == "agent_turn", "step_weight": self.step_weight > 0}
+        differing |= {"overlong_buffer": self.overlong_buffer > 0, "kl_in: reward": self.is_kl_in_reward}
+        if self.screening_size is not None and (found := [name for name, is_set in differing.items() if is_set]):
+            yield (
+                f"{self.who}: screening_size stops groups whose first episodes earn the same, and with "
+                f"{found[0]} these teach something, too; got both. Leave one of them out."
+            )
         if self.step_weight > 0 and self.advantage != "agent":
             yield (
                 f"{self.who}: step_weight adds to the advantage of whole episodes, agent by agent; got advantage: "
@@ -361,6 +375,7 @@ class PPOOptions(PolicyGradientOptions):
     group_size = 1  # the critic is the baseline, so episodes need no group
     groups_per_step = 64
     filter_groups = "off"
+    _whitens_batch = True
     gamma: Annotated[Fraction, Doc("discount.")] = 1.0
     lambda_: Annotated[Fraction, Doc("trace decay of GAE; in YAML also `lambda`.")] = 1.0
     gae_per: Annotated[
@@ -464,6 +479,7 @@ class ReinforcePPOptions(PolicyGradientOptions):
     group_size = 1
     groups_per_step = 64
     filter_groups = "off"  # all of the batch that advantages are whitened over is trained on
+    _whitens_batch = True
 
     @property
     def _needs_group(self) -> bool:  # type: ignore[override]

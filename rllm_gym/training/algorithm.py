@@ -143,7 +143,12 @@ class LLMAlgorithm(Algorithm):
         item_ids = [self.samplers.item_ids(env_index) for env_index in range(len(self.environments))]
         config, weights = self.config, [spec.weight for spec in self.environments]
         return TaskSampler(
-            item_ids, weights, seed=config.seed or 0, group_size=config.group_size, screening_size=self.screening_size
+            item_ids,
+            weights,
+            seed=config.seed or 0,
+            group_size=config.group_size,
+            screening_size=self.screening_size,
+            invalid_action_penalty=getattr(config, "invalid_action_penalty", 0.0),
         )
 
     @functools.cached_property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from rllm_gym.training.metrics import is_success
-from rllm_gym.types import EndReason, Episode, Sample, Stream, TaskGroup, Turn
+from rllm_gym.types import EndReason, Episode, Sample, Stream, TaskGroup
 
 
 def samples_from_episode(
@@ -26,10 +26,7 @@ def samples_from_episode(
             bootstrap from; None leaves it out.
     """
     samples = []
-    earned = {
-        agent_id: earnings(stream, invalid_action_penalty=invalid_action_penalty)
-        for agent_id, stream in episode.streams.items()
-    }
+    earned = {agent_id: stream.earnings(invalid_action_penalty) for agent_id, stream in episode.streams.items()}
     for stream in episode.streams.values():
         contexts, states, first = stream.contexts, _states(stream), 0
         for index, context in enumerate(contexts):
@@ -39,7 +36,7 @@ def samples_from_episode(
                 final_ids = stream.final_observation_ids[: max(0, max_tokens - num_tokens)]
             samples.append(
                 Sample.of_turns(
-                    [replace(turn, reward=reward_of(turn, invalid_action_penalty)) for turn in context],
+                    [replace(turn, reward=turn.earned(invalid_action_penalty)) for turn in context],
                     final_observation_ids=final_ids,
                     group=group_of(stream.role),
                     episode=episode.episode_id,
@@ -63,17 +60,6 @@ def _states(stream: Stream) -> tuple[str, ...]:
     """Return the messages before each of an agent's turns; none where its messages are not those of its turns."""
     told = [b["content"] for b, a in itertools.pairwise(stream.messages) if a["role"] == "assistant"]
     return tuple(told) if len(told) == len(stream.turns) else ()
-
-
-def reward_of(turn: Turn, invalid_action_penalty: float) -> float:
-    """Return a turn's reward less the penalty for an action that the environment called invalid."""
-    return turn.reward - invalid_action_penalty * turn.is_invalid_action
-
-
-def earnings(stream: Stream, *, invalid_action_penalty: float) -> tuple[float, float]:
-    """Return an agent's return in an episode, and the size of its rewards (see `rllm_gym.ties`)."""
-    rewards = [reward_of(turn, invalid_action_penalty) for turn in stream.turns]
-    return float(sum(rewards)), float(sum(map(abs, rewards)))
 
 
 @dataclass

@@ -30,6 +30,7 @@ class TaskSampler:
         seed: of the order and of the episodes.
         group_size: episodes per task.
         screening_size: how many of them play first, see `rllm_gym.types.TaskGroup`.
+        invalid_action_penalty: see there.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class TaskSampler:
         seed: int,
         group_size: int,
         screening_size: int | None = None,
+        invalid_action_penalty: float = 0.0,
     ) -> None:
         self.item_ids, self.seed = item_ids, seed
         self._group_size, self._screening_size = group_size, screening_size
+        self._invalid_action_penalty = invalid_action_penalty
         self._shares = np.asarray(weights) / np.sum(weights)
         self._env_order: list[int] = []
 
@@ -72,7 +75,10 @@ class TaskSampler:
         return groups
 
     def _group(self, key: tuple[int, ...], item: str | None, env_index: int) -> TaskGroup:
-        return TaskGroup(key, item, self._group_size, env_index, screening_size=self._screening_size)
+        return TaskGroup(
+            key, item, self._group_size, env_index,
+            screening_size=self._screening_size, invalid_action_penalty=self._invalid_action_penalty,
+        )  # fmt: skip
 
     def _extend_order(self, length: int) -> None:
         """Deal positions one by one, each to the environment that is furthest behind its share."""

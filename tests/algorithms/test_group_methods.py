@@ -9,6 +9,7 @@ import pytest
 
 from rllm_gym.algorithms.policy_gradient import StepSamples
 from rllm_gym.algorithms.registry import get_algorithm_class
+from rllm_gym.envs.poker.env import KuhnPokerEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.options.methods import PRESETS
 from rllm_gym.training.advantage_rows import AdvantageRows
@@ -345,7 +346,16 @@ def test_a_preset_sets_its_options_and_those_beside_it_win_in_any_order(preset):
             {"env": "rllm_gym/KuhnPoker-v0", "opponents": {"player_1": "random"}, "group_size": 2},
             "in KuhnPoker-v0 players change seats from episode to episode",
         ),
+        (
+            "GRPO",
+            {"env": KuhnPokerEnv, "opponents": {"player_1": "random"}, "group_size": 2},
+            "in KuhnPokerEnv players change seats from episode to episode",
+        ),
         ("ReMax", {"kl_in": "reward"}, "kl_in must be loss; got 'reward'."),
+        ("PPO", {"filter_groups": "advantage"}, "filter_groups: advantage drops groups in which all returns are equal"),
+        ("ReinforcePP", {"filter_groups": "advantage"}, "Set filter_groups: off."),
+        ("GRPO", {"screening_size": 2, "advantage": "agent_turn"}, "with advantage: agent_turn these teach something"),
+        ("GRPO", {"screening_size": 2, "overlong_buffer": 0.2}, "with overlong_buffer these teach something, too"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(method, options, message):

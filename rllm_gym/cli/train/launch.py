@@ -30,6 +30,7 @@ from rllm_gym.cli.train.sweeps import make_scheduler, num_trials, to_tune
 from rllm_gym.errors import ConfigError, StorageError
 
 ERROR_LINES = 15
+SWEEP_STATE_S = 1
 SCHEDULERS_GRACE_S = 30.0  # from SIGTERM to SIGKILL: Slurm's and Kubernetes' default
 # Errors with a self-explanatory message, which are printed without a traceback.
 SELF_EXPLANATORY = re.compile(
@@ -121,7 +122,10 @@ def train(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    resumed = _checkpoint_to_resume(run, trials, say) if resume else None
+    resumes_sweep = resume and trials > 1
+    if resumes_sweep:
+        _check_sweep(run)
+    resumed = _checkpoint_to_resume(run, say) if resume and not resumes_sweep else None
     history = _history(resumed) if resumed else []
     stopper = StopWhen(experiment.stop, seconds_before=_seconds(history))
     reached = {"training_iteration": resumed.training_iteration if resumed else 0}
@@ -145,6 +149,8 @@ def train(
         say(f"{text} {go_on_from(run)}")
         return FAILED if stopper.signal is None else 128 + stopper.signal
 
+    if trials > 1:  # how often Tune writes down which trials have ended; a killed driver tells nobody
+        os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", str(SWEEP_STATE_S))
     bundles = checked.bundles_per_trial()
     with ray_session(address, bundles, verbose=verbose, on_sampling=reporter.on_sampling, on_death=on_death):
         source = checked.config["env"] or checked.config.get("data")
@@ -165,6 +171,8 @@ def train(
                 checkpoint_config=tune.CheckpointConfig(**{"checkpoint_at_end": True, **experiment.checkpoint_config}),
                 trial_dirname_creator=trial_dirname,
                 restore=str(resumed.path) if resumed else None,
+                # Trials that have ended stay as they are; the others go on from their newest checkpoints.
+                resume="AUTO+ERRORED" if resumes_sweep else None,
                 callbacks=[
                     *result_writers(storage, experiment.loggers, show_every=show_every),
                     *services,
@@ -211,11 +219,12 @@ def trial_dirname(trial: Any) -> str:
     return time.strftime("%Y-%m-%d_%H-%M-%S") + f"_{trial.trial_id}{tag}"
 
 
-def _checkpoint_to_resume(run: Path, trials: int, say: Callable[[str], None]) -> CheckpointInfo:
-    if trials > 1:
-        raise ConfigError(
-            f"resume: one trial can be resumed; got a sweep of {trials}. Write the values to go on with into the file."
-        )
+def _check_sweep(run: Path) -> None:
+    if not any(run.glob("experiment_state-*.json")):
+        raise ConfigError(f"resume: {run} holds no sweep, whose state Tune keeps there. Run without --resume.")
+
+
+def _checkpoint_to_resume(run: Path, say: Callable[[str], None]) -> CheckpointInfo:
     if info := newest_intact_checkpoint(run, say):
         return info
     raise ConfigError(f"resume: {run} holds no intact checkpoint. Run without --resume, or set checkpoint_frequency.")
