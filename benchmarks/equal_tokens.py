@@ -14,7 +14,6 @@ from typing import Any
 from benchmarks.report import interval
 
 WINDOW = 5  # train steps that a rate is the mean of
-MEASURE = "Success is that of the training episodes, over five train steps."
 
 
 def train(config: Any, num_steps: int) -> dict[str, Any]:
