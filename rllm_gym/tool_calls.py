@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 from jinja2 import TemplateError
 
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.thoughts import without_thoughts
 from rllm_gym.tokens import ChatTokenizer, Conversation
 from rllm_gym.types import Message
 
-THOUGHTS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
 # What stands in a call that a chat template writes, and vLLM's name of the parser that reads such calls. The first one
 # that is there is taken.
 SYNTAX = (
@@ -152,19 +152,6 @@ class _Harmony:
         found = ExtractedToolCallInformation(tools_called=bool(tool_calls), tool_calls=tool_calls, content=content)
         object.__setattr__(found, "reasoning", thought)
         return found
-
-
-def without_thoughts(text: str) -> str:
-    """Return a text without its thoughts, which stand between marks; the generation prompt may have opened the first.
-
-    A thought without an end goes to the end of the text.
-    """
-    for opens, closes in THOUGHTS:
-        *thoughts, rest = text.split(closes)
-        # Before a closing mark without an opening one, all is a thought.
-        kept = [before for before, opened, _ in (part.partition(opens) for part in thoughts) if opened]
-        text = "".join([*kept, rest.partition(opens)[0]])
-    return text
 
 
 class _Template:

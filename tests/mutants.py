@@ -177,8 +177,8 @@ MUTANTS = [
     Mutant(
         "a program that nobody waits for goes on",
         "rllm_gym/rollout/env_pool.py",
-        "                job.slot.env.abandon()",
-        "                pass",
+        "                    slot.env.abandon()",
+        "                    pass",
         f"{PROGRAM_TESTS} -k not_waited_for",
     ),
     Mutant(
@@ -340,7 +340,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls in thoughts are made",
-        "rllm_gym/tool_calls.py",
+        "rllm_gym/thoughts.py",
         "for opens, closes in THOUGHTS:",
         "for opens, closes in ():",
         "tests/envs/test_agent_formats.py -k thought",

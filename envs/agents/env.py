@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
@@ -17,8 +17,10 @@ from rllm_gym.envs.agents.rewards import RewardedTurn
 from rllm_gym.envs.agents.spec import agent_spec
 from rllm_gym.envs.text_space import REQUEST, UNREADABLE, UnicodeText, check_text_env
 from rllm_gym.infos import read
-from rllm_gym.tool_calls import ToolCalls
 from rllm_gym.types import CONTEXT_TURNS, REPLIES, TURN
+
+if TYPE_CHECKING:
+    from rllm_gym.tool_calls import ToolCalls  # which needs tokenizers
 
 MAX_ADDED_CHARS = 1_000  # to what the environment says
 

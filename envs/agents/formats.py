@@ -6,11 +6,14 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rllm_gym.envs.agents.functions import REACT, BadCallError, Language, listing, names
 from rllm_gym.errors import ConfigError
-from rllm_gym.tool_calls import ToolCalls, without_thoughts
+from rllm_gym.thoughts import without_thoughts
+
+if TYPE_CHECKING:
+    from rllm_gym.tool_calls import ToolCalls  # which needs tokenizers
 
 MAX_CALL_CHARS = 8_000  # of what is parsed; deeper nesting than that allows is nobody's call
 _FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)```", re.DOTALL)
