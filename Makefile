@@ -106,7 +106,7 @@ test: lint
 test-all: test interop-clients
 	$(PYTEST) -m "slow and not promise$(NO_GPU)"
 
-# Other projects' clients, unmodified, against our server. TRL goes well with what is installed; verifiers has a folder of
+# Other projects' clients, unmodified, against our server, and published tokenizers of npm. TRL goes well with what is installed; verifiers has a folder of
 # its own, since its pins and OpenEnv's clash. AgentGym's are played where AGENTGYM_SRC is a checkout of it.
 VERIFIERS = .interop/verifiers
 AGENTS = .interop/agents
