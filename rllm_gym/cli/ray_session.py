@@ -21,6 +21,7 @@ from rllm_gym import ray_token
 from rllm_gym.cli.common import FAILED
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.importing import uncollected
+from rllm_gym.library_noise import hold_back
 
 OBJECT_STORE_BYTES = 500 * 2**20  # weights and episodes of small models; RAY_OBJECT_STORE_BYTES overrides it
 
@@ -65,8 +66,7 @@ def prepare_driver(address: str | None) -> None:
     # Workaround for Ray 2.60: it imports the libraries of all loggers that it knows (MLflow, wandb: 2 s), to count for
     # its statistics which are used. It may go once Ray leaves that out where RAY_USAGE_STATS_ENABLED is 0.
     usage.tag_callbacks = lambda callbacks: False
-    for name in ("ray", "ray.rllib"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    hold_back()
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # we print a failed trial's error ourselves
 
 

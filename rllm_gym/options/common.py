@@ -185,6 +185,10 @@ class LearnerOptions(OptionTable):
             "2, but 0 where one learner trains in float32 and nothing is offloaded."
         ),
     ] = None
+    quiet_libraries: Annotated[
+        bool,
+        Doc("keep back what Ray and transformers say of themselves at every build: notices, deprecations, bars."),
+    ] = True
     check_sync: Annotated[
         Literal["stop", "warn"],
         Doc(

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rllm_gym.importing import uncollected
+from rllm_gym.library_noise import hold_back
 
 with uncollected():
     from ray.rllib.env.env_runner import EnvRunner
@@ -121,6 +122,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         from transformers import AutoConfig  # takes seconds
 
         config = self.config
+        if getattr(config, "quiet_libraries", True):  # a checkpoint of an earlier version has none
+            hold_back()
         model = str(resolve_base_model(config.base_model))
         vocab_size = (
             AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code).get_text_config().vocab_size

@@ -23,6 +23,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import make_learner_connector
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.learner.rl_module import LLMModule
+from rllm_gym.library_noise import hold_back
 from rllm_gym.options.common import CommonOptions
 from rllm_gym.rollout.engines import adapter_options
 from rllm_gym.rollout.env_runner import LLMEnvRunner
@@ -234,6 +235,8 @@ class LLMConfig(StrictConfig, CommonOptions):
         if missing := [callback for callback in (ScalingInter, Opponents, ExactGames) if callback not in callbacks]:
             self.callbacks(callbacks_class=[*missing, *callbacks])
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")  # RLlib's notice to those who come from the old stack
+        if self.quiet_libraries:
+            hold_back()
         if not self.in_evaluation:  # RLlib's copy for runners of its own, which there are none of
             self.check_options()
         super().validate()

@@ -187,6 +187,7 @@ COMMON: dict[str, Row] = {
     "packing": Row(False, lambda run: run.learner.packing_fault),
     "num_minibatches": Row(2, metric("num_optimizer_steps")),
     "trust_remote_code": Row(True, lambda run: run.engine.arguments["options"].get("trust_remote_code")),
+    "quiet_libraries": Row(False, lambda config: config.quiet_libraries, of_config=True),
     "check_sync": Row("warn", lambda config: config.check_sync, of_config=True),  # see test_sync_check.py
     "weight_transfer": Row("broadcast", lambda config: config.transfers_weights, of_config=True),
     "zero_stage": Row(2, lambda run: run.deepspeed.zero_optimization_stage()),

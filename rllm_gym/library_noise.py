@@ -1,0 +1,18 @@
+"""Keeps back what libraries say of themselves at every build: notices, deprecations of their own, progress bars."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+LOGGERS = ("ray", "ray.rllib", "ray.tune", "ray._private.worker", "ray._common.deprecation")
+
+
+def hold_back() -> None:
+    """Let Ray's loggers speak of errors alone, and transformers show no bar; call it after these are imported."""
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if "transformers" in sys.modules:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
