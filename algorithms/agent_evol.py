@@ -21,9 +21,9 @@ from rllm_gym.algorithms.functional import evolution_weight
 from rllm_gym.algorithms.offline import OfflineAlgorithm, OfflineConfig
 from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.checkpoints import resumed_alike
-from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, episode_of, read_episodes
+from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, read_episodes, restore_episode
 from rllm_gym.options.methods import AgentEvolOptions
-from rllm_gym.rollout.loop import seed_of
+from rllm_gym.rollout.loop import derive_seed
 from rllm_gym.types import Episode, Sample, TaskGroup
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class AgentEvol(OfflineAlgorithm):
         self.prepare()
         self.evaluate_on_start()
         if generation == 0 and self.samples is not None and config.num_cloning_epochs:
-            self._imitate(None, num_epochs=config.num_cloning_epochs, seed=seed_of(config.seed or 0, generation, 0))
+            self._imitate(None, num_epochs=config.num_cloning_epochs, seed=derive_seed(config.seed or 0, generation, 0))
             self.sync_weights()
         start = time.perf_counter()
         played, failed, num_played_before = self._explore(generation)
@@ -122,7 +122,7 @@ class AgentEvol(OfflineAlgorithm):
             weights = self._base_weights
             self.on_all_learners(lambda learner: learner.restart(weights))
         losses, num_tokens = self._imitate(
-            kept, num_epochs=config.num_generation_epochs, seed=seed_of(config.seed or 0, generation, 1)
+            kept, num_epochs=config.num_generation_epochs, seed=derive_seed(config.seed or 0, generation, 1)
         )
         learned = time.perf_counter()
         self.sync_weights()
@@ -174,7 +174,7 @@ class AgentEvol(OfflineAlgorithm):
                 if group is not None and record.train_step == generation and self._is_of(record, group):
                     found[group.key][record.member].append(record)
         return [
-            episode_of(records, by_key[key])
+            restore_episode(records, by_key[key])
             for key, members in found.items()
             if len(members) == by_key[key].size
             for records in members.values()

@@ -14,7 +14,7 @@ from rllm_gym.algorithms.policy_learner import PolicyLearner
 from rllm_gym.checkpoints import RLLIB_FILE, module_folder, module_ids, read_config, resolve_checkpoint
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.deepspeed import Forward
-from rllm_gym.learner.logps import logps_of, read
+from rllm_gym.learner.logps import compute_logps, read
 from rllm_gym.learner.packing import MicroBatch
 from rllm_gym.learner.rl_module import LLMModule, load_language_model
 from rllm_gym.models import resolve_tokenizer
@@ -46,7 +46,7 @@ class DistillLearner(PolicyLearner):
             return super().score_forward(name, module_id)
         temperature = float(self.config.temperature)
         return lambda inputs: {
-            name: logps_of(self.teacher, read(self.teacher, inputs), inputs, temperature=temperature)["logp"]
+            name: compute_logps(self.teacher, read(self.teacher, inputs), inputs, temperature=temperature)["logp"]
         }
 
     @override(PolicyLearner)

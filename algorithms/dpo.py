@@ -18,7 +18,7 @@ from rllm_gym.algorithms.offline_learner import OfflineLearner
 from rllm_gym.data import SampleFile, best_and_worst, read_dialogue_pairs, read_episodes
 from rllm_gym.errors import ConfigError, RllmGymError, TrajectoryError
 from rllm_gym.options.methods import SAMPLE, DPOOptions
-from rllm_gym.training.recorded_samples import SampleMaker, json_files, kind_of
+from rllm_gym.training.recorded_samples import SampleMaker, detect_kind, json_files
 from rllm_gym.types import Sample
 
 
@@ -43,7 +43,7 @@ class DPOConfig(OfflineConfig, DPOOptions):
 
     @override(OfflineConfig)
     def check_source(self, source: str, who: str) -> None:
-        if kind_of(Path(source)) == "dialogues":
+        if detect_kind(Path(source)) == "dialogues":
             raise ConfigError(
                 f"{who}: data: must be trajectories, or JSON with chosen and rejected; got {source!r}. Set run: SFT."
             )
@@ -109,7 +109,7 @@ class DPO(OfflineAlgorithm):
         samples = SampleFile(self.trajectories_path.parent)
         pairs = self.pairs[samples] = []
         maker = self.sample_maker()
-        if kind_of(path) == "pairs":
+        if detect_kind(path) == "pairs":
             for file in json_files(path):
                 for dialogues in read_dialogue_pairs(file):
                     self._append(samples, pairs, [maker.of_dialogue(dialogue) for dialogue in dialogues])

@@ -19,13 +19,13 @@ from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
 from rllm_gym.options.methods import EXPERT, OfflineOptions
-from rllm_gym.rollout.environments import item_ids_of
+from rllm_gym.rollout.environments import list_item_ids
 from rllm_gym.rollout.expert import ExpertPlayer, play_experts
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.training.algorithm import LLMAlgorithm
 from rllm_gym.training.config import LLMConfig
 from rllm_gym.training.metrics import is_success
-from rllm_gym.training.recorded_samples import SampleMaker, import_function, is_function, kind_of, samples_of
+from rllm_gym.training.recorded_samples import SampleMaker, detect_kind, import_function, is_function, read_samples
 from rllm_gym.training.task_sampler import TaskSampler
 from rllm_gym.types import Sample
 
@@ -80,7 +80,7 @@ class OfflineConfig(LLMConfig, OfflineOptions):
         """Make sure that a path or a function can be learnt from."""
         if is_function(source):
             import_function(source)
-        elif kind_of(Path(source)) == "pairs":
+        elif detect_kind(Path(source)) == "pairs":
             raise ConfigError(f"{who}: data: pairs of answers are for DPO; got {source!r}. Set run: DPO.")
 
 
@@ -133,7 +133,7 @@ class OfflineAlgorithm(LLMAlgorithm):
         found = (
             self.expert_samples(maker, split)
             if source == EXPERT
-            else samples_of(source, maker, min_return=self.config.min_return)
+            else read_samples(source, maker, min_return=self.config.min_return)
         )
         for sample in found:
             if sample.weight.sum() > 0:
@@ -167,7 +167,7 @@ class OfflineAlgorithm(LLMAlgorithm):
         if split is not None:
             environments = [spec.with_split(split) for spec in environments]
         tasks = TaskSampler(
-            [item_ids_of(spec, None) for spec in environments],
+            [list_item_ids(spec, None) for spec in environments],
             [spec.weight for spec in environments],
             seed=config.seed or 0,
             group_size=1,

@@ -17,7 +17,7 @@ from rllm_gym.algorithms.functional import (
     probability_ratio,
 )
 from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
-from rllm_gym.learner.logps import logps_of, read
+from rllm_gym.learner.logps import compute_logps, read
 from rllm_gym.learner.rl_module import load_language_model
 from rllm_gym.rotary import fix_rotary_frequencies
 
@@ -149,6 +149,6 @@ class PolicyLearner(DeepSpeedLearner):
                 with self.module[module_id].lm.disable_adapter():
                     return {name: self.engines[module_id](inputs)["logp"]}
             lm = self._reference_lms[settings["base_model"]]
-            return {name: logps_of(lm, read(lm, inputs), inputs, temperature=temperature)["logp"]}
+            return {name: compute_logps(lm, read(lm, inputs), inputs, temperature=temperature)["logp"]}
 
         return forward

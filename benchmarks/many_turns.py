@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 from report import print_row
 
-from rllm_gym.data import TrajectoryWriter, records_of
+from rllm_gym.data import TrajectoryWriter, make_records
 from rllm_gym.envs.text_space import UnicodeText
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
@@ -72,7 +72,7 @@ def play(num_turns: int, folder: Path) -> tuple[float, int]:
     AdvantageRows(samples).return_N.sum()
     with TrajectoryWriter(folder) as writer:
         for episode in group.episodes:
-            writer.append(records_of(episode, env_version="", train_step=0, max_episode_steps=None))
+            writer.append(make_records(episode, env_version="", train_step=0, max_episode_steps=None))
     seconds = time.process_time() - begun
     loop.close()
     return seconds, sum(map(len, samples))

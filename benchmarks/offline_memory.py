@@ -20,7 +20,7 @@ import numpy as np
 
 from rllm_gym.data import EpisodeRecord, EpochOrder, SampleFile, TrajectoryWriter, TurnRecord
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.recorded_samples import SampleMaker, samples_of_path
+from rllm_gym.training.recorded_samples import SampleMaker, read_samples_of_path
 
 TURNS, OBSERVATION_TOKENS, ACTION_TOKENS = 10, 80, 30
 
@@ -51,7 +51,7 @@ def read(store: Path, folder: Path, out: Connection) -> None:
     maker = SampleMaker(ChatTokenizer(), max_tokens=4096)
     before_mb, start = peak_mb(), time.perf_counter()
     samples = SampleFile(folder)
-    for sample in samples_of_path(store, maker, min_return=None):
+    for sample in read_samples_of_path(store, maker, min_return=None):
         samples.append(sample)
     read_s = time.perf_counter() - start
     order = EpochOrder(len(samples), seed=0)

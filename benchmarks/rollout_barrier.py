@@ -25,7 +25,7 @@ import numpy as np
 from report import mean_and_spread, print_row
 
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
-from rllm_gym.rollout.loop import RolloutLoop, seed_of
+from rllm_gym.rollout.loop import RolloutLoop, derive_seed
 from rllm_gym.types import AGENT, CompletionRequest, Engine, SamplingParams, TaskGroup
 
 PROMPT_TOKENS, REPLY_TOKENS = 64, 16
@@ -155,7 +155,7 @@ def main() -> None:
         engine.reset_prefix_cache()
         envs = [SleepingEnv(args.num_turns, mean_s, args.cv) for _ in range(args.num_envs)]
         start_s = time.perf_counter()
-        play_with_barrier(envs, [seed_of(*group.key) for group in groups], engine, params)
+        play_with_barrier(envs, [derive_seed(*group.key) for group in groups], engine, params)
         locked.append(args.num_episodes / (time.perf_counter() - start_s))
     engine.close()
 

@@ -255,7 +255,7 @@ def prepare(args: argparse.Namespace, model: str, seed: int) -> tuple[list[Playe
     """Return a round's episodes, with advantages and the model's own log-probabilities, and the vocabulary's size."""
     import torch
 
-    from rllm_gym.learner.logps import logps_of, read
+    from rllm_gym.learner.logps import compute_logps, read
     from rllm_gym.learner.rl_module import load_language_model
 
     lm = load_language_model(model, "float32")
@@ -270,7 +270,7 @@ def prepare(args: argparse.Namespace, model: str, seed: int) -> tuple[list[Playe
         tokens, mask, _ = map(torch.as_tensor, episode.flat())
         with torch.no_grad():
             batch = {"tokens": tokens[None], "mask": mask[None]}
-            logp = logps_of(lm, read(lm, batch), batch, temperature=1.0)["logp"][0][mask].numpy()
+            logp = compute_logps(lm, read(lm, batch), batch, temperature=1.0)["logp"][0][mask].numpy()
         episode.logps = np.split(logp, np.cumsum([len(action) for action in episode.actions])[:-1])
         episode.advantage = float(rng.normal())
     return episodes, vocabulary

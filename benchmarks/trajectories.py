@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rllm_gym.data import TrajectoryWriter, read_episodes, records_of
+from rllm_gym.data import TrajectoryWriter, make_records, read_episodes
 from rllm_gym.types import AGENT, Episode, Stream, TaskGroup, Turn
 
 OBSERVATION_TOKENS, ACTION_TOKENS = (150, 33, 34), (17, 17, 18)
@@ -69,7 +69,7 @@ def main() -> None:
             begin = time.perf_counter()
             records = []
             for number in range(start, start + args.batch):
-                records += records_of(
+                records += make_records(
                     episodes[number % len(episodes)], env_version="0.1.0", train_step=0, max_episode_steps=4
                 )
             writer.append(records)

@@ -20,7 +20,7 @@ import uvicorn
 from playwright.sync_api import Page, expect, sync_playwright
 from trajectories import make_episode, peak_memory_mb
 
-from rllm_gym.data import TrajectoryWriter, records_of
+from rllm_gym.data import TrajectoryWriter, make_records
 from rllm_gym.envs.web.browser import CHROMIUM_ARGS, find_chromium
 from rllm_gym.viewer.episode_index import Index
 from rllm_gym.viewer.hub import Hub
@@ -38,7 +38,7 @@ def write(folder: Path, num_episodes: int) -> None:
             step = start // 64
             records = []
             for number in range(start, min(start + 64, num_episodes)):
-                [record] = records_of(episodes[number % len(episodes)], train_step=step, **given)
+                [record] = make_records(episodes[number % len(episodes)], train_step=step, **given)
                 key = [0, step, number // 8 % 8]
                 changes = {"group": key, "member": number % 8, "episode_id": f"0-{step}-{number % 64}"}
                 records.append(record.model_copy(update={**changes, "is_success": number % 3 == 0}))

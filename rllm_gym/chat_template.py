@@ -75,7 +75,7 @@ def renderer(
     return partial(environment.render_bounded, _compile(source), **variables)
 
 
-def arguments_of(source: str, special_tokens: Mapping[str, str]) -> list[str]:
+def find_arguments(source: str, special_tokens: Mapping[str, str]) -> list[str]:
     """Return the names of a template's own arguments, such as `enable_thinking`; `strftime_now` where it asks the date.
 
     Raises:
@@ -149,6 +149,6 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def any_of(texts: Sequence[str]) -> re.Pattern[str]:
+def compile_any(texts: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern for any of these texts, the longest one first where one begins with another."""
     return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")

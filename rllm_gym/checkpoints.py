@@ -88,7 +88,7 @@ def read_checkpoint(path: Path) -> CheckpointInfo | None:
         return None
 
 
-def protocol_of(path: Path) -> str:
+def read_protocol(path: Path) -> str:
     """Return in whose words a checkpoint's policy was trained, "native" or "agentgym"."""
     try:
         return str(json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("protocol", "native"))
@@ -96,7 +96,7 @@ def protocol_of(path: Path) -> str:
         return "native"
 
 
-def damage_of(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """Return the damage to a checkpoint's files, which are all read for it; None where they are as written."""
     if read_checkpoint(path) is None:
         return "a file is missing or cut"
@@ -111,7 +111,7 @@ def check_checkpoint(path: Path) -> None:
     Raises:
         ConfigError: a file of it is missing, cut or changed.
     """
-    if damage := damage_of(path):
+    if damage := find_damage(path):
         raise ConfigError(f"checkpoint: {path} is damaged: {damage}. Give another one, or the run for its newest.")
 
 
@@ -136,7 +136,7 @@ def newest_intact_checkpoint(folder: Path, say: Callable[[str], None] = logger.w
         say: gets a line for each newer one that is damaged.
     """
     for path in _newest_first(folder):
-        if (damage := damage_of(path)) is None:
+        if (damage := find_damage(path)) is None:
             return read_checkpoint(path)
         say(f"{path} is damaged: {damage}; the checkpoint before it is taken.")
     return None

@@ -44,19 +44,19 @@ def read(info: Mapping[str, Any], key: str) -> Any:
     return None
 
 
-def copy_of_info(info: Mapping[str, Any], *, left_out: Collection[str] = ()) -> dict[str, Any]:
-    """Return an info as it is now, see `copy_of`.
+def copy_info(info: Mapping[str, Any], *, left_out: Collection[str] = ()) -> dict[str, Any]:
+    """Return an info as it is now, see `copy_value`.
 
     A documented key of another type whose copy could be taken for its own type is in a list.
     """
-    copied = {str(key): copy_of(value, str(key)) for key, value in info.items() if key not in left_out}
+    copied = {str(key): copy_value(value, str(key)) for key, value in info.items() if key not in left_out}
     for key in copied.keys() & {*FLAGS, *TEXTS, "item_id"}:
         if read(info, key) is None and read(copied, key) is not None:
             copied[key] = [copied[key]]
     return copied
 
 
-def messages_of(info: Mapping[str, Any]) -> list[dict[str, str]] | None:
+def read_messages(info: Mapping[str, Any]) -> list[dict[str, str]] | None:
     """Return the conversation that an info holds; None where it is missing, or no list of roles and contents."""
     value = info.get("messages")
     if value is None:
@@ -71,7 +71,7 @@ def messages_of(info: Mapping[str, Any]) -> list[dict[str, str]] | None:
     return None
 
 
-def copy_of(value: Any, key: str = "", inside: tuple[int, ...] = ()) -> Any:
+def copy_value(value: Any, key: str = "", inside: tuple[int, ...] = ()) -> Any:
     """Return a value as it is now, which its author may go on to change.
 
     Numbers, texts, arrays, and lists, tuples and dictionaries of them stay what they are; anything else, and what is
@@ -87,9 +87,9 @@ def copy_of(value: Any, key: str = "", inside: tuple[int, ...] = ()) -> Any:
     if len(inside) < MAX_DEPTH and id(value) not in inside:
         parts = (*inside, id(value))
         if type(value) in (list, tuple):
-            return type(value)([copy_of(part, key, parts) for part in value])
+            return type(value)([copy_value(part, key, parts) for part in value])
         if isinstance(value, dict):
-            return {_key(name): copy_of(part, key, parts) for name, part in value.items()}
+            return {_key(name): copy_value(part, key, parts) for name, part in value.items()}
     _note(key, value, "which is kept as its text")
     return text_of(value)
 

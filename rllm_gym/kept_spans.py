@@ -41,7 +41,7 @@ class EncodedText:
         return k == 0 or self.ends[k - 1] <= at
 
 
-def spans_of(rendered: str, skeleton: str, marks: Sequence[str], said: Sequence[str]) -> list[list[Span]]:
+def find_spans(rendered: str, skeleton: str, marks: Sequence[str], said: Sequence[str]) -> list[list[Span]]:
     """Return the pieces of each text that a template has kept, in order.
 
     Args:

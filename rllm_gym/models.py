@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
 )
 
 
-def attention_of(config: Any) -> str | None:
+def choose_attention(config: Any) -> str | None:
     """Return the implementation of attention that a model needs, from its transformers configuration; None is any.
 
     Gemma 2 holds its attention logits down (`attn_logit_softcapping`), which PyTorch's fused attention does not.

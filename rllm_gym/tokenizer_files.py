@@ -93,7 +93,7 @@ def _read_folder(folder: Path) -> TokenizerParts:
         if token.content not in known:
             known.add(token.content)
             backend.add_tokens([token])
-    return TokenizerParts(str(folder), backend, named, _template_of(folder, config), _end_ids(folder))
+    return TokenizerParts(str(folder), backend, named, _read_template(folder, config), _end_ids(folder))
 
 
 def _end_ids(folder: Path) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ def _content(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _template_of(folder: Path, config: dict[str, Any]) -> str | None:
+def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
     """Return the default template: that of a file of its own, or else of the config."""
     files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
     templates: Any = {

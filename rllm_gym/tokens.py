@@ -14,9 +14,9 @@ import numpy as np
 from jinja2 import TemplateError
 from tokenizers import AddedToken
 
-from rllm_gym.chat_template import any_of, arguments_of, find_template, renderer, role_markers, shipped_names
+from rllm_gym.chat_template import compile_any, find_arguments, find_template, renderer, role_markers, shipped_names
 from rllm_gym.errors import ChatTemplateError, ConfigError, nearest
-from rllm_gym.kept_spans import EncodedText, common_prefix, first_token_at, sampled_tokens, spans_of, splice
+from rllm_gym.kept_spans import EncodedText, common_prefix, find_spans, first_token_at, sampled_tokens, splice
 from rllm_gym.models import resolve_tokenizer
 from rllm_gym.tokenizer_files import load_with_transformers, read_tokenizer
 from rllm_gym.types import Message, TokenIds
@@ -130,7 +130,7 @@ class ChatTokenizer:
         self._added = {token.content: (i, token) for i, token in decoder.items() if token.content.strip()}
         patterns = [_pattern(self._added[content][1]) for content in sorted(self._added, key=len, reverse=True)]
         self._split = re.compile("|".join(patterns) or "(?!)")
-        self._protected = any_of([*self._added, _FENCE])
+        self._protected = compile_any([*self._added, _FENCE])
         self._restore = re.compile(f"{_FENCE}(\\d+){_FENCE}")
         is_normalized = any(token.normalized for _, token in self._added.values())
         self._normalizer = self._backend.normalizer if is_normalized else None
@@ -138,7 +138,7 @@ class ChatTokenizer:
 
         self._hard_ids = frozenset(i for i, _ in self._added.values())
         special = [content for content, (_, token) in self._added.items() if token.special]
-        self._protected_in_actions = any_of([*special, _FENCE])
+        self._protected_in_actions = compile_any([*special, _FENCE])
         eos = self._backend.token_to_id(parts.special_tokens.get("eos_token", ""))
         # An ordinary token is part of what is said, whatever a file says of it; ends are among the added ones.
         added = self._backend.get_added_tokens_decoder()
@@ -157,7 +157,7 @@ class ChatTokenizer:
             self.has_system_role = self._find_system_role()
             self.end_of_turn_id, ends_at_once = self._find_end_of_turn(ends)
             self._end_of_turn = self._text_of(self.end_of_turn_id)
-            self._protected_in_actions = any_of([*special, self._end_of_turn, _FENCE])
+            self._protected_in_actions = compile_any([*special, self._end_of_turn, _FENCE])
             ends_of_calls = [self._added[end][0] for end in _ENDS_OF_CALLS if end in source and end in self._added]
             self.stop_ids = tuple(dict.fromkeys([self.end_of_turn_id, *ends, *ends_of_calls]))
             self._lead, self._strips_lead = self._find_lead()
@@ -171,7 +171,7 @@ class ChatTokenizer:
                 "must render a user's and an assistant's turn",
                 f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             ) from error
-        self._role_marker = any_of(self.role_markers)
+        self._role_marker = compile_any(self.role_markers)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -248,7 +248,7 @@ class ChatTokenizer:
         skeleton = self._restored(self._render(marked, add_generation_prompt, saved_too, tools=tools), saved_too)
         encoded = self._encode_text(rendered, saved)
         texts = [self.decode_action(ids) for ids in sampled.values()]
-        found = spans_of(encoded.text, skeleton, [f"{_SENTINEL}-{k}-" for k in sampled], texts)
+        found = find_spans(encoded.text, skeleton, [f"{_SENTINEL}-{k}-" for k in sampled], texts)
         kept = [
             tokens
             for spans, text, ids in zip(found, texts, sampled.values(), strict=True)
@@ -297,7 +297,7 @@ class ChatTokenizer:
         else:  # the prompt opens a thought, which the template leaves out of a turn without one
             said = self._render([user, _message("assistant", _SENTINEL), user], False, [], tools=tools)
             turn = whole[common_prefix(prompt, said.partition(_SENTINEL)[0]) :]
-        end = any_of([text for i in self.stop_ids if (text := self._text_of(i))]).search(turn)
+        end = compile_any([text for i in self.stop_ids if (text := self._text_of(i))]).search(turn)
         if end is None:
             raise self._error("must end a turn that calls a function with a special token", f"{turn[:80]!r}")
         turn = turn[: end.start()]
@@ -640,7 +640,7 @@ class ChatTokenizer:
     @property
     def template_arguments(self) -> list[str]:
         """The template's own arguments, by name; `strftime_now` is among them where it writes the date."""
-        return arguments_of(self.chat_template, self._special_tokens)
+        return find_arguments(self.chat_template, self._special_tokens)
 
     @cached_property
     def takes_tools(self) -> bool:

@@ -119,7 +119,7 @@ def parse(parser: Parser, text: str) -> Parsed:
     return Parsed(found.content, calls, getattr(found, "reasoning", None))
 
 
-def parser_of(chat: ChatTokenizer) -> str | None:
+def choose_parser(chat: ChatTokenizer) -> str | None:
     """Return the name of the parser for the calls that a chat template writes; None where it is not known."""
     function = {"name": "look_up", "description": "?", "parameters": {"type": "object", "properties": {}}}
     try:

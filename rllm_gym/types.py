@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rllm_gym.infos import copy_of_info, messages_of, read
+from rllm_gym.infos import copy_info, read, read_messages
 from rllm_gym.ties import tie
 
 TokenIds = npt.NDArray[np.int64]  # shape [T]
@@ -298,13 +298,13 @@ class Episode:
         """Take over what the environment's info says after a reset or a step."""
         item_id = read(info, "item_id")
         self.item_id = self.item_id if item_id is None else item_id
-        stored = copy_of_info(info, left_out=NOT_STORED)
+        stored = copy_info(info, left_out=NOT_STORED)
         if is_only_agent:
             self.info = stored
         else:
             self.info[agent_id] = stored
         if stream := self.streams.get(agent_id):
-            stream.messages = stream.messages if (messages := messages_of(info)) is None else messages
+            stream.messages = stream.messages if (messages := read_messages(info)) is None else messages
             stream.role = read(info, "role") or stream.role
             if stream.turns:
                 stream.turns[-1].take_info(info)

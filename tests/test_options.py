@@ -16,7 +16,7 @@ from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.errors import ConfigError
 from rllm_gym.options.methods import METHODS, PRESETS, GRPOOptions
 from rllm_gym.options.rllib import ALIASES, UNUSED, unknown_option
-from rllm_gym.options.table import UNSET, options_of
+from rllm_gym.options.table import UNSET, list_options
 from rllm_gym.options.values import describe, value_fault
 
 OTHER_VALUES = {bool: lambda value: not value, int: lambda value: value + 7, float: lambda value: value + 7.0}
@@ -29,9 +29,9 @@ def config_of(method: str) -> AlgorithmConfig:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_table_is_the_configurations(method):
     config = config_of(method)
-    assert options_of(type(config)).keys() == options_of(METHODS[method].table).keys()
-    assert not [name for name in options_of(type(config)) if not hasattr(config, name)]
-    for name, option in options_of(type(config)).items():
+    assert list_options(type(config)).keys() == list_options(METHODS[method].table).keys()
+    assert not [name for name in list_options(type(config)) if not hasattr(config, name)]
+    for name, option in list_options(type(config)).items():
         assert option.default is UNSET or getattr(config, name) == option.default or name == "env_runner_cls", name
         assert value_fault(name, getattr(config, name), option.hint) is None, name
         assert option.doc.endswith((".", ":", "...")), f"{name}: a sentence"
@@ -39,16 +39,16 @@ def test_the_table_is_the_configurations(method):
 
 def test_every_option_of_rllib_is_either_taken_or_refused_by_its_name():
     rllibs = {name for name in vars(AlgorithmConfig()) if not name.startswith("_")}
-    taken = set().union(*(options_of(method.table) for method in METHODS.values()))
+    taken = set().union(*(list_options(method.table) for method in METHODS.values()))
     assert rllibs - taken - UNUSED.keys() == {"algo_class", "in_evaluation"}  # no options
-    assert not [name for name in options_of(GRPOOptions) if name in UNUSED]
+    assert not [name for name in list_options(GRPOOptions) if name in UNUSED]
     assert not [hint for hint in UNUSED.values() for word in hint.split("`")[1::2] if word and not known(word)]
 
 
 def known(words: str) -> bool:
     """Return whether a hint's code names something: an option, a method of the configuration, or a command."""
     word = words.split()[0].strip(":").partition("(")[0]
-    everything = set().union(*(options_of(method.table) for method in METHODS.values()))
+    everything = set().union(*(list_options(method.table) for method in METHODS.values()))
     return word in everything or hasattr(GRPOConfig, word) or word in ("rllm-gym", "runtime_env")
 
 
@@ -70,17 +70,17 @@ def test_what_others_name_is_what_the_table_names():
 
     fields = {field.name for field in dataclasses.fields(CheckpointConfig) if not field.name.startswith("_")}
     assert fields == CHECKPOINT_OPTIONS.keys()
-    table = options_of(GRPOOptions)
+    table = list_options(GRPOOptions)
     assert describe(table["kl_kind"].hint) == "one of " + ", ".join(KL_KINDS)
     assert describe(table["preset"].hint) == f"one of {', '.join(PRESETS)} or null"
 
 
 @pytest.mark.parametrize("method", ["GRPO", "SFT"])
 def test_an_option_of_rllibs_that_does_nothing_is_refused_unless_it_has_its_default(method):
-    refused = [name for name in UNUSED if name not in options_of(METHODS[method].table)]
+    refused = [name for name in UNUSED if name not in list_options(METHODS[method].table)]
     tried = 0
     for name in refused:
-        assert unknown_option(name, options_of(METHODS[method].table)).startswith(f"{name} is not used here; ")
+        assert unknown_option(name, list_options(METHODS[method].table)).startswith(f"{name} is not used here; ")
         config = config_of(method)
         value = getattr(config, name, None) if name in vars(config) else None
         if type(value) not in OTHER_VALUES or name == "simple_optimizer":
@@ -132,8 +132,8 @@ def test_a_configuration_of_ones_own_declares_options_as_the_table_does():
 
     assert MineConfig().quantile == 0.5
     assert MineConfig().training(quantile=0.9).quantile == 0.9
-    assert list(options_of(MineConfig))[-1] == "quantile"
-    assert get_args(options_of(MineConfig)["quantile"].hint)[0] is float
+    assert list(list_options(MineConfig))[-1] == "quantile"
+    assert get_args(list_options(MineConfig)["quantile"].hint)[0] is float
     with pytest.raises(ConfigError, match="quantile must be a number; got 'x'"):
         MineConfig().environment("rllm_gym/TextCraft-v0").training(quantile="x").validate()
 

@@ -25,7 +25,7 @@ from rllm_gym.cli.train.check import Faults, check_quickly
 from rllm_gym.cli.train.experiment import read_experiment
 from rllm_gym.data import TrajectoryWriter
 from rllm_gym.options.methods import METHODS, PRESETS
-from rllm_gym.options.table import options_of
+from rllm_gym.options.table import list_options
 from tests.data.test_trajectories import record
 
 rllib_app = make_rllib_app()
@@ -226,7 +226,7 @@ def test_the_options_that_a_page_names_exist(page):
     last_cells = [re.split(r"(?<!\\)\|", row)[1 if page == "rewards" else -2] for row in rows]
     names = {span.partition(":")[0] for cell in last_cells for span in re.findall(r"`([^`]+)`", cell)}
     options = {name for name in names if re.fullmatch(r"[a-z]+(_[a-z]+)+", name)}
-    known = set().union(*(options_of(method.table) for method in METHODS.values())) | {"env_config", *PRESETS}
+    known = set().union(*(list_options(method.table) for method in METHODS.values())) | {"env_config", *PRESETS}
     assert options and options <= known
 
 

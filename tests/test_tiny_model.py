@@ -24,7 +24,7 @@ from rllm_gym.errors import ConfigError
 from rllm_gym.models import TINY_MODEL_DIR
 from rllm_gym.rollout.engines.transformers import TransformersEngine
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.recorded_samples import SampleMaker, samples_of_path
+from rllm_gym.training.recorded_samples import SampleMaker, read_samples_of_path
 from tools.tiny_model import sources as sources_module
 from tools.tiny_model import stages
 from tools.tiny_model import train as training
@@ -65,11 +65,11 @@ def textcraft_episodes(sources, num, plan):
     return [sources.draw_from("textcraft", rng, plan) for _ in range(num)]
 
 
-def samples_of(episodes, tmp_path, chat):
+def read_samples(episodes, tmp_path, chat):
     """What SFT learns of episodes."""
     write_conversations(tmp_path / "episodes.jsonl", episodes)
     maker = SampleMaker(chat, max_tokens=4096, observation_weight=ENV_WEIGHT)
-    return list(samples_of_path(tmp_path / "episodes.jsonl", maker, min_return=None))
+    return list(read_samples_of_path(tmp_path / "episodes.jsonl", maker, min_return=None))
 
 
 # The shipped files.
@@ -171,7 +171,7 @@ def test_training_ids_are_what_the_token_environment_makes(sources, tmp_path):
     fresh = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", system_prompt="")
     plan = Plan(mistake_rate=0.4, repeat_rate=0.5, max_turns=8)
     episodes = textcraft_episodes(sources, 12, plan)
-    for episode, sample in zip(episodes, samples_of(episodes, tmp_path, ChatTokenizer()), strict=True):
+    for episode, sample in zip(episodes, read_samples(episodes, tmp_path, ChatTokenizer()), strict=True):
         actions = [m["content"] for m in episode.messages if m["role"] == "assistant"]
         observation, _ = fresh.reset(seed=episode.seed, options={"item_id": episode.item_id})
         # (ids, weight): the task, then actions, with replies between them
@@ -191,7 +191,7 @@ def test_a_system_prompt_is_the_environments_own_and_part_of_the_first_observati
     episode = textcraft_episodes(sources, 1, Plan(system_prompt_rate=1.0))[0]
     env = TokenEnv(TextCraftEnv())
     observation, _ = env.reset(seed=episode.seed, options={"item_id": episode.item_id})
-    [sample] = samples_of([episode], tmp_path, env.chat)
+    [sample] = read_samples([episode], tmp_path, env.chat)
     np.testing.assert_array_equal(sample.tokens[: len(observation)], observation)
     assert sample.weight[len(observation)] == 1.0 and set(sample.weight[: len(observation)]) == {np.float32(ENV_WEIGHT)}
 

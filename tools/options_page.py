@@ -12,7 +12,7 @@ from typing import Any
 from rllm_gym.options.common import CommonOptions
 from rllm_gym.options.methods import METHODS, GroupRelativeOptions, OfflineOptions, PolicyGradientOptions
 from rllm_gym.options.rllib import UNUSED
-from rllm_gym.options.table import UNSET, OptionTable, options_of
+from rllm_gym.options.table import UNSET, OptionTable, list_options
 from rllm_gym.options.values import describe
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
@@ -46,7 +46,7 @@ def page() -> str:
 
 def rows_of(table: type, owner: type) -> str:
     """Return the options that a class itself declares, as a Markdown table."""
-    rows = [option for option in options_of(table).values() if option.owner is owner]
+    rows = [option for option in list_options(table).values() if option.owner is owner]
     if not rows:
         return ""
     lines = ["| option | takes | default | meaning |", "|---|---|---|---|"]
@@ -56,8 +56,8 @@ def rows_of(table: type, owner: type) -> str:
 
 def other_defaults(table: Any, bare: type) -> str:
     """Return a sentence on what a method sets otherwise than its family does."""
-    options, common = options_of(table), options_of(bare)
-    family = options_of(table.__mro__[1])
+    options, common = list_options(table), list_options(bare)
+    family = list_options(table.__mro__[1])
     changed = [
         f"`{name}: {yaml_of(option.default)}`"
         for name, option in options.items()

@@ -15,7 +15,7 @@ from rllm_gym.envs.wrappers import MOST_TURNS, TokenEnv, check_action
 from rllm_gym.errors import ConfigError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import first_of
-from rllm_gym.tool_calls import Parsed, load_parser, parse, parser_of
+from rllm_gym.tool_calls import Parsed, choose_parser, load_parser, parse
 from rllm_gym.types import CONTEXT_MESSAGES, NUM_REPEATED_TOKENS, Logps, TokenIds
 
 
@@ -129,7 +129,7 @@ class ProgramTokenEnv(TokenEnv):
         if not self.chat.takes_tools:
             raise RequestError("the model's chat template knows no tools. Leave tools out.", code="unsupported")
         if self._parser is None:
-            name = self._program.tool_parser or parser_of(self.chat)
+            name = self._program.tool_parser or choose_parser(self.chat)
             if name is None:
                 raise RequestError("it is not known how the model writes tool calls; set tool_parser.", 501)
             try:

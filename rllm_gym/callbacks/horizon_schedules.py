@@ -95,7 +95,7 @@ _KEYS = {
 }
 
 
-def schedules_of(
+def parse_schedules(
     scaling_inter: Mapping[str, Any] | None, max_episode_steps: int | None, names: Iterable[str]
 ) -> dict[str, Schedule]:
     """Return each environment's schedule.
@@ -123,7 +123,7 @@ def schedules_of(
             "two."
         )
     if not scaling_inter or not all(isinstance(value, Mapping) for value in scaling_inter.values()):
-        return dict.fromkeys(names, _schedule_of("scaling_inter", scaling_inter))
+        return dict.fromkeys(names, _parse_schedule("scaling_inter", scaling_inter))
     for name in scaling_inter:
         if name not in names:
             raise ConfigError(
@@ -132,10 +132,10 @@ def schedules_of(
             )
     if missing := [name for name in names if name not in scaling_inter]:
         raise ConfigError(f"scaling_inter: the environment {missing[0]!r} has no schedule. Add one under its name.")
-    return {name: _schedule_of(f"scaling_inter: {name}", scaling_inter[name]) for name in names}
+    return {name: _parse_schedule(f"scaling_inter: {name}", scaling_inter[name]) for name in names}
 
 
-def _schedule_of(who: str, given: Mapping[str, Any]) -> Schedule:
+def _parse_schedule(who: str, given: Mapping[str, Any]) -> Schedule:
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _KEYS:
         unknown = [key for key in given if key not in _KEYS["adaptive"] and key not in _KEYS["stepwise"]]

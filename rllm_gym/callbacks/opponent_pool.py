@@ -49,7 +49,7 @@ class Opponent:
         return f"opponent_{agent_id}" if self.is_model else self.kind
 
 
-def opponents_of(written: Mapping[str, Any] | None) -> dict[str, Opponent]:
+def parse_opponents(written: Mapping[str, Any] | None) -> dict[str, Opponent]:
     """Return who plays each agent.
 
     Raises:
@@ -57,10 +57,10 @@ def opponents_of(written: Mapping[str, Any] | None) -> dict[str, Opponent]:
     """
     if not isinstance(written or {}, Mapping):
         raise ConfigError(f"opponents: must be a mapping of agents, as {{player_1: random}}; got {written!r}.")
-    return {str(agent_id): _opponent_of(str(agent_id), spec) for agent_id, spec in (written or {}).items()}
+    return {str(agent_id): _parse_opponent(str(agent_id), spec) for agent_id, spec in (written or {}).items()}
 
 
-def _opponent_of(agent_id: str, spec: Any) -> Opponent:
+def _parse_opponent(agent_id: str, spec: Any) -> Opponent:
     who = f"opponents: {agent_id}:"
     kind, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, None)
     if not isinstance(kind, str) or kind not in KINDS:
@@ -73,14 +73,14 @@ def _opponent_of(agent_id: str, spec: Any) -> Opponent:
             folder = Path(options)
             return Opponent("frozen", source=str(folder.absolute()) if folder.is_dir() else options)
         case "pool", Mapping():
-            return _pool_of(who, options)
+            return _parse_pool(who, options)
         case (("self" | "random" | "expert"), None):
             return Opponent(kind)
     example = {"frozen": "{frozen: CHECKPOINT}", "pool": "{pool: {every: 10, size: 5, sampling: uniform}}"}
     raise ConfigError(f"{who} must be written as {example.get(kind, kind)}; got {spec!r}.")
 
 
-def _pool_of(who: str, options: Mapping[str, Any]) -> Opponent:
+def _parse_pool(who: str, options: Mapping[str, Any]) -> Opponent:
     for name in options:
         if name not in ("every", "size", "sampling"):
             raise ConfigError(f"{who} pool: unknown key {name!r}; known are every, size and sampling.")

@@ -206,7 +206,7 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
     from rllm_gym.rollout.engines import engine_maker
     from rllm_gym.rollout.env_runner import probe_engine
     from rllm_gym.tokens import ChatTokenizer
-    from rllm_gym.training.sync_check import differences_of, probe_fault, probed_sample
+    from rllm_gym.training.sync_check import measure_differences, probe_fault, probed_sample
     from rllm_gym.types import DEFAULT_MODULE
 
     trusts = {"trust_remote_code": True} if config.trust_remote_code else {}
@@ -229,7 +229,7 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
             probe = probe_engine(engine, chat, config.sampling_params, config.max_model_len)
             sample = probed_sample(DEFAULT_MODULE, probe)
             [sample.trainer_logp] = _logps_of(learner, [sample])
-            off = differences_of(probe, sample)
+            off = measure_differences(probe, sample)
             fault = probe_fault(DEFAULT_MODULE, probe, sample, config)
             if fault:
                 yield Finding("sampler against trainer", "wrong", f"{what}: {fault}")

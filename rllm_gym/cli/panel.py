@@ -40,13 +40,13 @@ def panel(
     from rllm_gym.evaluation.panel import make_panel
     from rllm_gym.evaluation.published_lists import PublishedList, read_published
     from rllm_gym.registration import normalize_env_id
-    from rllm_gym.rollout.environments import environments_of
+    from rllm_gym.rollout.environments import read_environments
 
     with errors_in_one_line():
         if test_list:
             refuse_unused(context, "--from", ("split", "episodes"), "the list says which tasks are played")
         config = parse_mapping("--env-config", env_config)
-        [spec] = environments_of(normalize_env_id(env), config)
+        [spec] = read_environments(normalize_env_id(env), config)
         published = read_published(test_list, spec) if test_list else PublishedList(None, {})
         try:
             made = make_panel(

@@ -55,10 +55,10 @@ def read_dialogues(path: str | Path) -> Iterator[Dialogue]:
         TrajectoryError: while iterating: names the record and what is wrong with it.
     """
     for number, record in enumerate(read_json_objects(path)):
-        yield dialogue_of(record, f"{path}: record {number}")
+        yield parse_dialogue(record, f"{path}: record {number}")
 
 
-def dialogue_of(record: Any, who: str) -> Dialogue:
+def parse_dialogue(record: Any, who: str) -> Dialogue:
     """Return the conversation in a JSON object.
 
     Raises:

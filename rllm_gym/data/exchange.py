@@ -48,13 +48,13 @@ def import_records(path: str | Path, *, env_id: str) -> Iterator[EpisodeRecord]:
     if not files:
         raise ConfigError(f"import: must be a JSON file, or a folder with step<N>/<rank>.json; got {str(path)!r}.")
     return (
-        _record_of(dialogue, f"{file.parent.name}-{file.stem}-{number}", env_id, train_step)
+        _make_record(dialogue, f"{file.parent.name}-{file.stem}-{number}", env_id, train_step)
         for train_step, file in files
         for number, dialogue in enumerate(read_dialogues(file))
     )
 
 
-def _record_of(dialogue: Dialogue, episode_id: str, env_id: str, train_step: int | None) -> EpisodeRecord:
+def _make_record(dialogue: Dialogue, episode_id: str, env_id: str, train_step: int | None) -> EpisodeRecord:
     num_turns = sum(message["role"] == "assistant" for message in dialogue.messages)
     rewards = [0.0] * (num_turns - 1) + [dialogue.reward or 0.0]
     final = [] if dialogue.final_reply is None else [{"role": "user", "content": dialogue.final_reply}]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rllm_gym.data.conversations import Dialogue, dialogue_of, read_json_objects
+from rllm_gym.data.conversations import Dialogue, parse_dialogue, read_json_objects
 from rllm_gym.data.reader import read_stored
 from rllm_gym.data.records import EpisodeRecord
 from rllm_gym.errors import TrajectoryError
@@ -102,7 +102,7 @@ def _with_prompt(record: dict[str, Any], side: str, who: str) -> Dialogue:
         raise TrajectoryError(
             f"{who}: must hold the messages of both answers under chosen and rejected; got {answer!r:.80} for {side}."
         )
-    return dialogue_of([*prompt, *answer], f"{who}, {side}")
+    return parse_dialogue([*prompt, *answer], f"{who}, {side}")
 
 
 def _opening(dialogue: Dialogue) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import from_json, to_json, to_jsonable_python
 
-from rllm_gym.infos import copy_of, read, text_of
+from rllm_gym.infos import copy_value, read, text_of
 from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
 
 # The versions that are read, oldest first; the last one is written. A change of the fields below adds one, and a reader
@@ -164,7 +164,7 @@ class EpisodeRecord(_Record):
         return sum(abs(turn.reward) for turn in self.turns)
 
 
-def records_of(
+def make_records(
     episode: Episode,
     *,
     env_version: str,
@@ -213,13 +213,13 @@ def records_of(
     ]
 
 
-def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
+def restore_episode(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
     """Return the episode that its stored records, one per agent, came from.
 
     What a record does not hold is as in a fresh `Episode`.
     """
     first = records[0]
-    infos = {record.agent_id: _info_of(record) for record in records}
+    infos = {record.agent_id: _restore_info(record) for record in records}
     return Episode(
         first.episode_id,
         group,
@@ -227,7 +227,7 @@ def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
         first.seed,
         env_id=first.env_id,
         item_id=first.item_id,
-        streams={record.agent_id: stream_of(record) for record in records if record.turns or record.error is None},
+        streams={record.agent_id: restore_stream(record) for record in records if record.turns or record.error is None},
         end_reason=first.end_reason,
         error=first.error,
         info=infos[AGENT] if set(infos) == {AGENT} else infos,
@@ -236,14 +236,14 @@ def episode_of(records: Sequence[EpisodeRecord], group: TaskGroup) -> Episode:
     )
 
 
-def stream_of(record: EpisodeRecord) -> Stream:
+def restore_stream(record: EpisodeRecord) -> Stream:
     """Return the token stream that a record holds."""
-    turns = [_turn_of(turn) for turn in record.turns]
+    turns = [_restore_turn(turn) for turn in record.turns]
     final_observation_ids = np.asarray(record.final_observation_ids, np.int64)
     return Stream(record.agent_id, record.module_id, turns, final_observation_ids, list(record.messages), record.role)
 
 
-def _info_of(record: EpisodeRecord) -> dict[str, Any]:
+def _restore_info(record: EpisodeRecord) -> dict[str, Any]:
     known = {"is_success": record.is_success, "category": record.category, "split": record.split}
     return {**record.info, **{key: value for key, value in known.items() if value is not None}}
 
@@ -264,7 +264,7 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
-def _turn_of(record: TurnRecord) -> Turn:
+def _restore_turn(record: TurnRecord) -> Turn:
     values = {each.name: getattr(record, each.name) for each in fields(Turn) if each.name not in NOT_RECORDED}
     for name, dtype in TURN_DTYPES.items():
         values[name] = None if values[name] is None else np.asarray(values[name], dtype)
@@ -308,7 +308,7 @@ def _json_of(value: Any, key: str) -> Any:
     """Return a value as JSON has it, and as its readers can read it."""
     if isinstance(value, np.ndarray) and value.size > MAX_STORED_NUMBERS:
         return text_of(value)
-    value = copy_of(value, key)
+    value = copy_value(value, key)
     try:
         plain = to_jsonable_python(value, fallback=_plain)
         from_json(to_json([plain], inf_nan_mode="null"))

@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError
 from rllm_gym import file_systems
 from rllm_gym.data.keep import Keep
 from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, lines_of, sealed_name
-from rllm_gym.data.records import SCHEMA_VERSION, VERSIONS, VERSIONS_IN_WORDS, EpisodeRecord, records_of
+from rllm_gym.data.records import SCHEMA_VERSION, VERSIONS, VERSIONS_IN_WORDS, EpisodeRecord, make_records
 from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 from rllm_gym.types import Episode, Sample
 
@@ -342,7 +342,7 @@ class Recorder:
         records = []
         for episode in episodes:
             index = episode.group.env_index
-            records += records_of(
+            records += make_records(
                 episode,
                 env_version=self._versions[index],
                 train_step=train_step,

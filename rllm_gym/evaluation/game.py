@@ -66,7 +66,7 @@ def evaluate_game(
     return result
 
 
-def games_of(policy: Policy, algorithm: Any, config: Any, panels: Mapping[str, Panel]) -> dict[str, Any]:
+def measure_games(policy: Policy, algorithm: Any, config: Any, panels: Mapping[str, Panel]) -> dict[str, Any]:
     """Return the measures of panels that are such games, as an evaluation's report has them.
 
     Of one policy that was trained, in one game, these are the report's own keys; else they are below
@@ -125,7 +125,7 @@ def _measured(
     try:
         sampled = measure(
             game,
-            chat=ChatTokenizer(**_tokenizer_of(config)),
+            chat=ChatTokenizer(**_load_tokenizer(config)),
             complete=completed_by(algo, module_id, params),
             num_samples=playing.evaluation_game_samples,
             **settings,
@@ -145,10 +145,10 @@ def _language_model(policy: Policy, config: Any, module_id: str) -> tuple[Any, C
         fix_rotary_frequencies(lm, config.max_model_len)
     else:
         lm = load_policy(module_folder(policy.checkpoint, module_id)).bare_lm
-    return lm.eval(), ChatTokenizer(**_tokenizer_of(config), vocab_size=lm.config.get_text_config().vocab_size)
+    return lm.eval(), ChatTokenizer(**_load_tokenizer(config), vocab_size=lm.config.get_text_config().vocab_size)
 
 
-def _tokenizer_of(config: Any) -> dict[str, Any]:
+def _load_tokenizer(config: Any) -> dict[str, Any]:
     from rllm_gym.models import resolve_base_model
 
     return {"tokenizer": str(resolve_base_model(config.base_model)), **config.chat_options}

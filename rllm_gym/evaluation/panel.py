@@ -11,8 +11,8 @@ from typing import Any
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.registration import SELECTION
-from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of
-from rllm_gym.rollout.loop import seed_of
+from rllm_gym.rollout.environments import EnvironmentSpec, list_item_ids
+from rllm_gym.rollout.loop import derive_seed
 from rllm_gym.safe_options import check_safe_options
 from rllm_gym.strangers_files import read_object
 from rllm_gym.training.task_sampler import EVALUATION_STEP, evaluation_groups
@@ -116,13 +116,13 @@ def make_panel(
     """
     found: Sequence[ItemId] | None = item_ids
     if item_ids is None:
-        found = item_ids_of(spec, split)
+        found = list_item_ids(spec, split)
         item_ids = [group.item_id for group in evaluation_groups([found], num_tasks, seed=seed)]
     # What selects tasks has done so, unless the environment draws them by the seed.
     selection = SELECTION if found is not None else ()
     env_config = {key: value for key, value in spec.with_split(split).env_config.items() if key not in selection}
     env_config = _as_json("env_config", env_config)
-    seeds = [seed_of(seed, EVALUATION_STEP, k) for k in range(len(item_ids))]
+    seeds = [derive_seed(seed, EVALUATION_STEP, k) for k in range(len(item_ids))]
     fixed = {name: value for name in TEMPLATE_OPTIONS if (value := (template or {}).get(name))}
     return Panel(
         str(spec.env),
@@ -189,7 +189,7 @@ def read_panel(path: Path, *, is_trusted: bool = False) -> Panel:
     return panel
 
 
-def hash_of(panels: Sequence[Panel]) -> str:
+def hash_panels(panels: Sequence[Panel]) -> str:
     """Return the hash that names an evaluation on these panels: that of one, or that of the hashes of several."""
     hashes = sorted(panel.hash for panel in panels)
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -83,7 +83,7 @@ def read_test_list(path: Path, spec: EnvironmentSpec) -> list[str]:
         raise ConfigError(f"panel: --from: must hold tasks; got none in {str(path)!r}.")
     if name in BY_NAME:
         return [_item_named(row, name, where, known, named_item) for row, where in rows]
-    found = [_item_of(row, name, where, named_item) for row, where in rows]
+    found = [_parse_item(row, name, where, named_item) for row, where in rows]
     most = NUM_ITEMS[name]
     for item_id in found:
         number = int(item_id.rpartition("_")[2])
@@ -120,7 +120,7 @@ def _item_named(
     return f"{name}_{index}"
 
 
-def _item_of(row: Any, name: str, where: str, named_item: Callable[[Any], int | None]) -> str:
+def _parse_item(row: Any, name: str, where: str, named_item: Callable[[Any], int | None]) -> str:
     if (index := named_item(row)) is not None:
         return f"{name}_{index}"
     item_id = row.get("item_id") if isinstance(row, Mapping) else row

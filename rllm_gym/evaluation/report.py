@@ -33,7 +33,7 @@ class Outcome:
     error: str | None
 
 
-def outcome_of(records: Sequence[EpisodeRecord]) -> Outcome:
+def count_outcome(records: Sequence[EpisodeRecord]) -> Outcome:
     """Return an episode's outcome from its records, one per agent; it succeeded where all of them say so."""
     first = records[0]
     return Outcome(
@@ -49,7 +49,7 @@ def outcome_of(records: Sequence[EpisodeRecord]) -> Outcome:
     )
 
 
-def report_of(panels: Mapping[str, Panel], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def make_report(panels: Mapping[str, Panel], outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return the report on episodes of panels, which go by their environments' names.
 
     An unsuccessful episode lowers the success rate; one in which the environment failed is counted in `errors` alone.

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rllm_gym.checkpoints import protocol_of, read_config
+from rllm_gym.checkpoints import read_config, read_protocol
 from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
-from rllm_gym.evaluation.game import games_of
-from rllm_gym.evaluation.panel import Panel, hash_of, make_panel
+from rllm_gym.evaluation.game import measure_games
+from rllm_gym.evaluation.panel import Panel, hash_panels, make_panel
 from rllm_gym.evaluation.policy import (
     Policy,
     find_policy,
@@ -23,7 +23,7 @@ from rllm_gym.evaluation.policy import (
     sampled_policy,
     with_environment,
 )
-from rllm_gym.evaluation.report import Outcome, markdown_table, measures_table, outcome_of, report_of
+from rllm_gym.evaluation.report import Outcome, count_outcome, make_report, markdown_table, measures_table
 from rllm_gym.rollout.environments import tasks_trained_on
 from rllm_gym.types import Episode, TaskGroup
 
@@ -129,7 +129,7 @@ def plan_evaluation(
                         template=trained.chat_options,
                     )
                 )
-    if policy.checkpoint is not None and protocol_of(policy.checkpoint) == "agentgym":
+    if policy.checkpoint is not None and read_protocol(policy.checkpoint) == "agentgym":
         natives = {panel.spec.name for panel in panels if panel.spec.env_config.get("protocol") != "agentgym"}
         if natives:
             logger.warning(
@@ -142,7 +142,7 @@ def plan_evaluation(
     policy = sampled_policy(policy, playing)
     name = Path(policy.name)
     label = name.name if policy.checkpoint is None else "-".join(name.parts[-3:])
-    folder = Path(out) if out is not None else Path("evaluations") / f"{label}-{hash_of(panels)[:8]}"
+    folder = Path(out) if out is not None else Path("evaluations") / f"{label}-{hash_panels(panels)[:8]}"
     return Plan(policy, algorithm, playing, panels, folder, _trained_on(policy, panels))
 
 
@@ -209,7 +209,7 @@ def play(
         recorder.close()
     report = _report(plan, found)
     panels = dict(zip(plan.names, plan.panels, strict=True))
-    report.update(games_of(plan.policy, plan.algorithm, plan.config, panels))
+    report.update(measure_games(plan.policy, plan.algorithm, plan.config, panels))
     (plan.folder / RESULT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (plan.folder / TABLE).write_text(f"{markdown_table([report])}\n{measures_table(report)}", encoding="utf-8")
     return report
@@ -275,7 +275,7 @@ def _outcomes(records: Sequence[EpisodeRecord]) -> list[Outcome]:
         if any(other.error is not None for other in episode.values()):
             episode.clear()
         episode[record.agent_id] = record
-    return [outcome_of(list(of_episode.values())) for of_episode in by_episode.values()]
+    return [count_outcome(list(of_episode.values())) for of_episode in by_episode.values()]
 
 
 def _open_folder(plan: Plan, *, resume: bool) -> dict[Any, Outcome]:
@@ -283,7 +283,7 @@ def _open_folder(plan: Plan, *, resume: bool) -> dict[Any, Outcome]:
     mine = {
         "model": plan.policy.name,
         "identity": plan.policy.identity,
-        "panel_hash": hash_of(plan.panels),
+        "panel_hash": hash_panels(plan.panels),
         "panels": [json.loads(panel.to_json()) for panel in plan.panels],
     }
     file = plan.folder / PLAN
@@ -325,10 +325,10 @@ def _report(plan: Plan, found: Mapping[Any, Outcome]) -> dict[str, Any]:
     usage = _usage(plan.folder)
     return {
         "model": plan.policy.name,
-        "panel_hash": hash_of(plan.panels),
+        "panel_hash": hash_panels(plan.panels),
         "num_tasks_trained_on": sum(len(set(tasks)) for tasks in plan.trained_on),
         **({"usage": usage} if usage else {}),
-        **report_of(dict(zip(plan.names, plan.panels, strict=True)), list(found.values())),
+        **make_report(dict(zip(plan.names, plan.panels, strict=True)), list(found.values())),
     }
 
 

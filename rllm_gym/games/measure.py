@@ -11,8 +11,8 @@ import numpy as np
 from rllm_gym.envs.poker.rules import move_in, rules_of
 from rllm_gym.errors import RllmGymError
 from rllm_gym.games.nash import information_states, nash_conv
-from rllm_gym.games.questions import Complete, MoveChances, Question, questions_of
-from rllm_gym.rollout.loop import seed_of
+from rllm_gym.games.questions import Complete, MoveChances, Question, make_questions
+from rllm_gym.rollout.loop import derive_seed
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import CompletionRequest, SamplingParams
 
@@ -48,7 +48,7 @@ def measure(
     """
     rules, states = rules_of(game), information_states(game)
     thoughts = bool(env_config.get("thoughts", False))
-    questions = questions_of(game, env_config, chat)
+    questions = make_questions(game, env_config, chat)
 
     def said(text: str) -> int | None:
         return move_in(text, rules, thoughts=thoughts)
@@ -148,7 +148,12 @@ def _completions(
             waiting[request_id] = (k, member)
             engine.submit(
                 CompletionRequest(
-                    request_id, question.prompt_ids, chat.stop_ids, params, seed_of(SEED, k, member), question.messages
+                    request_id,
+                    question.prompt_ids,
+                    chat.stop_ids,
+                    params,
+                    derive_seed(SEED, k, member),
+                    question.messages,
                 )
             )
     while waiting:

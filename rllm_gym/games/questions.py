@@ -51,7 +51,7 @@ def game_of(env: Any) -> str | None:
     return next((game for game, (known, _) in ENVIRONMENTS.items() if name == known), None)
 
 
-def questions_of(game: str, env_config: Mapping[str, Any], chat: ChatTokenizer) -> list[Question]:
+def make_questions(game: str, env_config: Mapping[str, Any], chat: ChatTokenizer) -> list[Question]:
     """Return the question to a policy at every information set, in the order of `information_states`.
 
     What it has written before is the move alone, or with `thoughts` the expert's words for it.

@@ -39,9 +39,9 @@ class CriticModule(LanguageModule):
             batch: as `LLMModule` has it, and `lengths` int64 [B].
 
         Returns:
-            `value` and `final_value`, see `values_of`.
+            `value` and `final_value`, see `compute_values`.
         """
-        return values_of(self.value_head, read(self.bare_lm, batch), batch)
+        return compute_values(self.value_head, read(self.bare_lm, batch), batch)
 
     _forward_train = _forward  # without the no_grad of RLlib's inference passes
 
@@ -77,7 +77,7 @@ class ActorCriticModule(LLMModule):
 
         # Where only values are wanted, no logits are computed.
         inputs = {**batch, "mask": torch.zeros_like(batch["mask"])} if batch.get("only_values") else batch
-        return super()._outputs(states, inputs) | values_of(self.value_head, value_states, batch)
+        return super()._outputs(states, inputs) | compute_values(self.value_head, value_states, batch)
 
 
 def max_positions(base_model: str, *, trust_remote_code: bool = False) -> float:
@@ -97,7 +97,7 @@ def make_value_head(lm: PreTrainedModel) -> torch.nn.Linear:
     return head
 
 
-def values_of(head: torch.nn.Linear, states: HiddenStates, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def compute_values(head: torch.nn.Linear, states: HiddenStates, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the values of what the policy saw.
 
     Returns:

@@ -277,7 +277,7 @@ class DeepSpeedLearner(WeightSender):
                 for part in self.micro_batches(module_id, minibatch):
                     for forward in forwards:
                         out = forward(part.model_inputs)  # also where there is nothing: the passes are collective
-                        for row, fields in part.rows_of(out) if mine else ():
+                        for row, fields in part.split_rows(out) if mine else ():
                             found[mine[row]] |= fields
         return list(found.items())
 

@@ -36,7 +36,7 @@ def read(lm: PreTrainedModel, batch: Mapping[str, Any]) -> HiddenStates:
     return lambda row_N, column_N: hidden_BTH[row_N, column_N]
 
 
-def logps_of(
+def compute_logps(
     lm: PreTrainedModel,
     states: HiddenStates,
     batch: Mapping[str, Any],
@@ -109,7 +109,7 @@ def sampled_logps(
     return torch.cat(logps), torch.cat(entropies)
 
 
-def divergences_of(
+def compute_divergences(
     lm: PreTrainedModel,
     states: HiddenStates,
     batch: Mapping[str, Any],
@@ -206,7 +206,7 @@ def check_head(lm: PreTrainedModel) -> None:
     was_training = lm.training
     lm.eval()
     batch = {"tokens": tokens, "mask": mask}
-    ours = logps_of(lm, read(lm, batch), batch, temperature=1.0)["logp"][:, 1:]
+    ours = compute_logps(lm, read(lm, batch), batch, temperature=1.0)["logp"][:, 1:]
     logits = lm(input_ids=tokens, use_cache=False).logits[:, :-1].float()
     theirs = torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
     lm.train(was_training)

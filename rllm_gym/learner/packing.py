@@ -127,7 +127,7 @@ class MicroBatch:
         """The columns that losses read."""
         return {"tokens": self.batch.tokens, "mask": self.batch.mask, **self.batch.per_token, **self.batch.per_sample}
 
-    def rows_of(self, out: Mapping[str, torch.Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def split_rows(self, out: Mapping[str, torch.Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each row's sample (see `index` in `collate`) and its part of outputs: float32 [T], or a float."""
         for row in range(0 if self.is_filler else len(self.rows)):
             length = int(self.batch.lengths[row])

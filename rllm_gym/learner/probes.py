@@ -40,7 +40,7 @@ def row_faults(engines: Sequence[Any], config: Any, device: Any = None) -> tuple
     return packing, next(filter(None, (sharing_fault(engine, *arguments) for engine in engines)), None)
 
 
-def notices_of(learner: Any) -> list[str]:
+def collect_notices(learner: Any) -> list[str]:
     """Return a line for each option that a learner cannot carry out as it says, or only slowly."""
     config, device = learner.config, learner._device
     notices = []
@@ -111,7 +111,7 @@ def packing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
             return "a sequence reads the one before it in its row"
     except (TypeError, ValueError) as error:  # no position_ids, or none that begin anew
         return str(error)
-    return _fault_of(difference, engine, dtype)
+    return _describe_fault(difference, engine, dtype)
 
 
 @torch.no_grad()
@@ -130,10 +130,10 @@ def sharing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
         logp_BT = torch.zeros(batch.tokens.shape)
         logp_BT[part.rows, : part.batch.tokens.shape[1]] = engine(part.model_inputs)["logp"].float().cpu()
         logps.append(logp_BT)
-    return _fault_of((logps[0] - logps[1]).abs().max().item(), engine, dtype)
+    return _describe_fault((logps[0] - logps[1]).abs().max().item(), engine, dtype)
 
 
-def _fault_of(difference: float, engine: Any, dtype: str) -> str | None:
+def _describe_fault(difference: float, engine: Any, dtype: str) -> str | None:
     return (
         None
         if difference < (1e-3 if _is_exact(engine, dtype) else 0.5)

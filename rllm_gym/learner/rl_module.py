@@ -15,9 +15,9 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import leave_out_scipy
 from rllm_gym.learner.block_attention import attend_by_blocks
-from rllm_gym.learner.logps import HiddenStates, check_head, check_repeats, divergences_of, logps_of, read
+from rllm_gym.learner.logps import HiddenStates, check_head, check_repeats, compute_divergences, compute_logps, read
 from rllm_gym.learner.recomputation import recompute_activations
-from rllm_gym.models import attention_of, resolve_base_model
+from rllm_gym.models import choose_attention, resolve_base_model
 from rllm_gym.rotary import fix_rotary_frequencies
 from rllm_gym.weights.format import LORA_A, LORA_B, arrays_to_send
 
@@ -36,7 +36,7 @@ def load_language_model(base_model: str, dtype: str, *, trust_remote_code: bool 
     from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, see libraries.py
 
     model = str(resolve_base_model(base_model))
-    attention = attention_of(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
+    attention = choose_attention(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
     lm = AutoModelForCausalLM.from_pretrained(
         model,
         dtype=getattr(torch, dtype),
@@ -186,7 +186,7 @@ class LLMModule(LanguageModule):
         Args:
             batch: `tokens` int64 [B, T], padded on the right; `mask` bool [B, T], True at sampled tokens; `num_chunks`
                 and `packing` optional, see `sampled_logps` and `rllm_gym.learner.packing.Packing`; `compared_with`
-                optional, a frozen model and a divergence from it, see `divergences_of`.
+                optional, a frozen model and a divergence from it, see `compute_divergences`.
 
         Returns:
             `logp` and `entropy`, float32 [B, T], aligned with `tokens`: 0 where the mask is False; and `divergence`
@@ -199,7 +199,7 @@ class LLMModule(LanguageModule):
             with torch.no_grad():
                 other_states = read(other, batch)
             temperature = float(self.model_config["temperature"])
-            out["divergence"] = divergences_of(
+            out["divergence"] = compute_divergences(
                 self.bare_lm, states, batch, (other, other_states), divergence, temperature=temperature
             )
         return out
@@ -208,7 +208,7 @@ class LLMModule(LanguageModule):
 
     def _outputs(self, states: HiddenStates, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         settings = self.model_config
-        return logps_of(
+        return compute_logps(
             self.bare_lm,
             states,
             batch,

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import Doc, TypedDict
 
-from rllm_gym.callbacks.horizon_schedules import Schedule, schedules_of
+from rllm_gym.callbacks.horizon_schedules import Schedule, parse_schedules
 from rllm_gym.callbacks.opponent_pool import Opponent
 from rllm_gym.errors import nearest
 from rllm_gym.options.rllib import RLlibOptions
 from rllm_gym.options.table import OptionTable, faults_raised_by
 from rllm_gym.options.types import Count, CountOrZero, Fraction, NonNegative, Positive
 from rllm_gym.rollout.engines import ONLY_PLAYS, check_engine
-from rllm_gym.rollout.environments import EnvironmentSpec, environments_of
+from rllm_gym.rollout.environments import EnvironmentSpec, read_environments
 from rllm_gym.types import DEFAULT_MODULE, Engine
 
 
@@ -266,12 +266,12 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
     @property
     def environments(self) -> list[EnvironmentSpec]:
         """The run's environments; a task group's `env_index` counts them."""
-        return environments_of(self.env, self.env_config or {})
+        return read_environments(self.env, self.env_config or {})
 
     @property
     def horizon_schedules(self) -> dict[str, Schedule]:
         """The horizon of every train step, by the environment's name."""
-        return schedules_of(self.scaling_inter, self.max_episode_steps, [spec.name for spec in self.environments])
+        return parse_schedules(self.scaling_inter, self.max_episode_steps, [spec.name for spec in self.environments])
 
     @property
     def has_env_runners(self) -> bool:

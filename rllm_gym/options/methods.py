@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from typing_extensions import Doc
 
-from rllm_gym.callbacks.opponent_pool import Opponent, opponents_of
+from rllm_gym.callbacks.opponent_pool import Opponent, parse_opponents
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options.common import CommonOptions
 from rllm_gym.options.table import faults_raised_by
@@ -172,7 +172,7 @@ class PolicyGradientOptions(CommonOptions):
 
     @property
     def opponent_specs(self) -> dict[str, Opponent]:
-        return opponents_of(self.opponents)
+        return parse_opponents(self.opponents)
 
     @property
     def is_kl_in_reward(self) -> bool:

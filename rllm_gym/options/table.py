@@ -56,13 +56,13 @@ class OptionTable:
         yield from ()
 
 
-def options_of(cls: Any) -> dict[str, Option]:
+def list_options(cls: Any) -> dict[str, Option]:
     """Return the options of a table or of a configuration, those of its bases first."""
-    return _options_of(cls)
+    return _list_options(cls)
 
 
 @functools.cache
-def _options_of(cls: Any) -> dict[str, Option]:
+def _list_options(cls: Any) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for owner in reversed(cls.__mro__):
         for name, hint in _read_hints(owner).items():
@@ -84,7 +84,7 @@ def _read_hints(owner: type) -> dict[str, Any]:
 def fill_table(table: type[OptionTable], options: Mapping[str, Any]) -> Any:
     """Return a table with these values, and of all other options the default; where that is RLlib's, None."""
     filled = table()
-    for option in options_of(table).values():
+    for option in list_options(table).values():
         setattr(filled, option.name, None if option.default is UNSET else option.new_default())
     for name, value in filled.in_order(options).items():
         setattr(filled, name, value)

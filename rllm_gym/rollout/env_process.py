@@ -25,7 +25,7 @@ import cloudpickle
 
 from rllm_gym import errors
 from rllm_gym.errors import EnvError, describe
-from rllm_gym.infos import copy_of_info
+from rllm_gym.infos import copy_info
 from rllm_gym.rollout.env_adapters import EnvStep, adapt_env, ignore
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Logps, TokenIds
@@ -190,7 +190,7 @@ def _pickled(answer: tuple[Any, ...]) -> bytes:
     except Exception as error:
         if not isinstance(answer[1], EnvStep):
             return cloudpickle.dumps((False, ("EnvError", f"the answer cannot be sent: {describe(error)}")))
-    infos = {agent_id: copy_of_info(info) for agent_id, info in answer[1].infos.items()}
+    infos = {agent_id: copy_info(info) for agent_id, info in answer[1].infos.items()}
     return cloudpickle.dumps((True, replace(answer[1], infos=infos), *answer[2:]))
 
 

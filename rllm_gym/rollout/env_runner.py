@@ -36,10 +36,10 @@ from rllm_gym.ray_token import hide_token
 from rllm_gym.rollout import watch
 from rllm_gym.rollout.background import BackgroundSampling
 from rllm_gym.rollout.beats import Beats
-from rllm_gym.rollout.environments import Horizon, horizons_of, item_ids_of, make_token_env
+from rllm_gym.rollout.environments import Horizon, list_item_ids, make_token_env, resolve_horizons
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.rollout.notices import NoticeHandler, tell, tell_progress
-from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, base_models_of, make_engines
+from rllm_gym.rollout.policies import EngineWeights, OpponentWeights, find_base_models, make_engines
 from rllm_gym.rollout.rllib_episode import (
     EPISODE_CALLBACKS,
     EpisodeCallbacks,
@@ -158,7 +158,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         if self.worker_index <= 1:
             for note in self.chat.notes():
                 tell(note)
-        base_models = base_models_of(config, self._module_ids(), self._opponent_specs, self._space)
+        base_models = find_base_models(config, self._module_ids(), self._opponent_specs, self._space)
         self.engines = make_engines(config, base_models, self._opponent_specs, self._adapter_hosts, self.chat)
         self._weights = EngineWeights(
             self.engines,
@@ -237,8 +237,8 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         pass  # what went wrong is in `error`
 
     def item_ids(self, env_index: int, split: str | None = None) -> Sequence[str] | None:
-        """Return the ids of an environment's tasks of `split`, see `rllm_gym.rollout.environments.item_ids_of`."""
-        return item_ids_of(self.config.environments[env_index], split)
+        """Return the ids of an environment's tasks of `split`, see `rllm_gym.rollout.environments.list_item_ids`."""
+        return list_item_ids(self.config.environments[env_index], split)
 
     # --- sampling ---
 
@@ -264,7 +264,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             groups = [TaskGroup((self.config.seed or 0, 2**31 + first + k), None, 1) for k in range(num_episodes or 1)]
         if max_episode_steps is None:
             max_episode_steps = {name: s.horizon(0) for name, s in self.config.horizon_schedules.items()}
-        horizons = horizons_of(max_episode_steps, self.environments)
+        horizons = resolve_horizons(max_episode_steps, self.environments)
         params = self.config.greedy_params if explore is False else None
         finished = self._play(list(groups), horizons, params)
         return [self.to_rllib(episode) for group in finished for episode in group.episodes]

@@ -77,7 +77,7 @@ class EnvironmentSpec:
         return replace(self, env_config={**self.env_config, "split": split})
 
 
-def environments_of(env: Any, env_config: Mapping[str, Any]) -> list[EnvironmentSpec]:
+def read_environments(env: Any, env_config: Mapping[str, Any]) -> list[EnvironmentSpec]:
     """Return a run's environments, of what its configuration's `env` and `env_config` say.
 
     Args:
@@ -91,7 +91,7 @@ def environments_of(env: Any, env_config: Mapping[str, Any]) -> list[Environment
         return [EnvironmentSpec(_name_of(env), env, env_config)]
     if not env:
         raise ConfigError("env: a list must name at least one environment; got []. Write [{id: ...}, ...].")
-    specs = [_spec_of(f"env[{k}]", entry, env_config) for k, entry in enumerate(env)]
+    specs = [_parse_spec(f"env[{k}]", entry, env_config) for k, entry in enumerate(env)]
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
@@ -102,7 +102,7 @@ def environments_of(env: Any, env_config: Mapping[str, Any]) -> list[Environment
     return specs
 
 
-def _spec_of(who: str, entry: Any, defaults: Mapping[str, Any]) -> EnvironmentSpec:
+def _parse_spec(who: str, entry: Any, defaults: Mapping[str, Any]) -> EnvironmentSpec:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("id"), str):
         raise ConfigError(f"{who}: must be a mapping with an id, such as {{id: rllm_gym/TextCraft-v0}}; got {entry!r}.")
     for key in entry:
@@ -138,7 +138,7 @@ def _name_of(env: Any) -> str:
     return text.rpartition(":")[2].rpartition("/")[2]
 
 
-def horizons_of(horizon: Horizon, environments: Sequence[EnvironmentSpec]) -> dict[str, int | None]:
+def resolve_horizons(horizon: Horizon, environments: Sequence[EnvironmentSpec]) -> dict[str, int | None]:
     """Return the horizon of every environment, by its name."""
     names = [environment.name for environment in environments]
     return {name: horizon[name] for name in names} if isinstance(horizon, Mapping) else dict.fromkeys(names, horizon)
@@ -239,9 +239,9 @@ def _by_value(spec: EnvironmentSpec) -> EnvironmentSpec:
     return replace(spec, env=lambda env_config: creator(EnvContext(env_config, worker_index=0)))
 
 
-def item_ids_of(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:
+def list_item_ids(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:
     """Return the ids of the tasks of `split` (default: the configured one); None where the environment numbers none."""
-    return _tasks_of(spec.with_split(split)).item_ids
+    return _load_tasks(spec.with_split(split)).item_ids
 
 
 def check_evaluation(config: Any) -> None:
@@ -264,7 +264,7 @@ def check_evaluation(config: Any) -> None:
                 f"trained on; got them with evaluation on {', '.join(held_out)}. Use splits: {{train: ..., eval: ...}} "
                 "in place of item_ids, or evaluate on train."
             )
-    trained = {spec.name: _tasks_of(spec) for spec in environments}
+    trained = {spec.name: _load_tasks(spec) for spec in environments}
     for spec, split in itertools.product(environments, held_out):
         if trained[spec.name].item_ids is None:
             raise ConfigError(
@@ -281,8 +281,8 @@ def tasks_trained_on(
     alike = [trained for trained in environments if trained.env == spec.env]
     if not alike:
         return []
-    numbering = _tasks_of(spec).numbering
-    trained = [tasks for tasks in map(_tasks_of, alike) if tasks.numbering == numbering]
+    numbering = _load_tasks(spec).numbering
+    trained = [tasks for tasks in map(_load_tasks, alike) if tasks.numbering == numbering]
     known = {item_id for tasks in trained for item_id in tasks.item_ids or ()}
     return [item_id for item_id in item_ids if item_id in known]
 
@@ -301,7 +301,7 @@ class _Tasks(NamedTuple):
     numbering: tuple[Any, ...]
 
 
-def _tasks_of(spec: EnvironmentSpec) -> _Tasks:
+def _load_tasks(spec: EnvironmentSpec) -> _Tasks:
     def ask(env: Any) -> _Tasks:
         text_env = env.unwrapped
         ids = getattr(text_env, "item_ids", None)
@@ -311,7 +311,7 @@ def _tasks_of(spec: EnvironmentSpec) -> _Tasks:
 
 
 def _check_held_out(spec: EnvironmentSpec, split: str, trained: Mapping[str, _Tasks]) -> None:
-    ids, numbering = _tasks_of(spec.with_split(split))
+    ids, numbering = _load_tasks(spec.with_split(split))
     for name, tasks in trained.items() if split != "all" else ():  # whose name says that the training tasks are in it
         known = set(tasks.item_ids or ())
         shared = [item_id for item_id in ids or () if item_id in known]

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.infos import messages_of
+from rllm_gym.infos import read_messages
 from rllm_gym.rollout.env_adapters import EnvAdapter, EnvStep
 from rllm_gym.rollout.env_pool import EnvJob, EnvPool, EnvSlot
 from rllm_gym.rollout.watch import Waiting, WaitingReports
@@ -62,7 +62,7 @@ HorizonByEnv = int | None | Sequence[int | None]  # for all environments, or by 
 ParamsByModule = SamplingParams | Mapping[str, SamplingParams]  # for all modules, or by module id
 
 
-def seed_of(*key: int) -> int:
+def derive_seed(*key: int) -> int:
     """Derive the 31-bit seed of a key; Gymnasium, torch and vLLM all take it."""
     return int(np.random.SeedSequence(key).generate_state(1)[0]) & 0x7FFFFFFF
 
@@ -160,8 +160,8 @@ class Request:
 class RolloutLoop:
     """Plays groups of episodes and hands each group over when its last episode has ended.
 
-    Seeds: the environment's reset seed is the group's, by default `seed_of(*group.key)`; that of a completion is
-    `seed_of(*group.key, member, agent index, turn)`. A retried episode uses the same ones.
+    Seeds: the environment's reset seed is the group's, by default `derive_seed(*group.key)`; that of a completion is
+    `derive_seed(*group.key, member, agent index, turn)`. A retried episode uses the same ones.
 
     Args:
         make_env: environment index -> token-level environment without a turn limit: a `gymnasium.Env` over token ids
@@ -280,7 +280,7 @@ class RolloutLoop:
                 raise ConfigError(
                     f"RolloutLoop: a group needs at least 1 episode; got size {group.size} for {group.key}."
                 )
-            seed = seed_of(*group.key) if group.seed is None else group.seed
+            seed = derive_seed(*group.key) if group.seed is None else group.seed
             in_flight = GroupInFlight(group)
             self._pending += [(in_flight, episode) for episode in in_flight.begin(seed)]
 
@@ -416,7 +416,7 @@ class RolloutLoop:
         for agent_id, info in step.infos.items():
             episode.take_info(agent_id, info, is_only_agent=not env.is_multi_agent)
             agent = agents[agent_id]
-            agent.prompt = info.get(CONTEXT_MESSAGES) or messages_of(info) or []
+            agent.prompt = info.get(CONTEXT_MESSAGES) or read_messages(info) or []
             agent.moves = info.get(MOVES, ())
             agent.num_repeated = info.get(NUM_REPEATED_TOKENS, 0)
             if agent.num_repeated:
@@ -462,7 +462,7 @@ class RolloutLoop:
                 prompt_ids=list(agent.context),
                 stop_ids=env.stop_ids(agent_id),
                 params=flight.params[stream.module_id],
-                seed=seed_of(*flight.episode.group.key, flight.episode.member, agent_index, len(stream.turns)),
+                seed=derive_seed(*flight.episode.group.key, flight.episode.member, agent_index, len(stream.turns)),
                 messages=agent.prompt,
                 moves=agent.moves,
                 is_over=env.early_end(),

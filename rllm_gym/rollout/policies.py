@@ -19,7 +19,9 @@ from rllm_gym.weights.format import LORA_A, AdaptedWeights, difference, received
 OpponentWeights = Mapping[str, tuple[int, ray.ObjectRef]]  # by module: policy version and weights
 
 
-def base_models_of(config: Any, policy_ids: Iterable[str], opponents: Mapping[str, Any], space: Any) -> dict[str, str]:
+def find_base_models(
+    config: Any, policy_ids: Iterable[str], opponents: Mapping[str, Any], space: Any
+) -> dict[str, str]:
     """Return the model that each module's weights belong to, by name or folder.
 
     Args:

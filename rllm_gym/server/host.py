@@ -14,7 +14,7 @@ import numpy as np
 from rllm_gym.envs.contract import has_expert
 from rllm_gym.envs.items import SPLITS
 from rllm_gym.errors import ConfigError, EnvError, describe
-from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env
+from rllm_gym.rollout.environments import EnvironmentSpec, list_item_ids, make_text_env
 
 # What an answer holds: ["ok", result], or why there is none, for the client and not for the log.
 OK, REFUSED, FAILED = "ok", "refused", "failed"
@@ -114,7 +114,7 @@ class EnvHost:
 
     def _ids(self, spec: EnvironmentSpec, split: str) -> list[str]:
         try:
-            return list(item_ids_of(spec, split) or ())
+            return list(list_item_ids(spec, split) or ())
         except ConfigError:  # no item of it passes the environment's own filters
             return []
 

@@ -26,9 +26,9 @@ from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import Recorder
 from rllm_gym.learner.batch import SampleData, deal, number_lots
 from rllm_gym.learner.libraries import import_in_background
-from rllm_gym.learner.probes import notices_of
+from rllm_gym.learner.probes import collect_notices
 from rllm_gym.ray_token import hide_token
-from rllm_gym.rollout.environments import Horizon, check_evaluation, horizons_of
+from rllm_gym.rollout.environments import Horizon, check_evaluation, resolve_horizons
 from rllm_gym.rollout.notices import tell
 from rllm_gym.signals import outlive_sigterm
 from rllm_gym.training.config import LLMConfig
@@ -86,7 +86,7 @@ class LLMAlgorithm(Algorithm):
         self.samplers.check("could not be built")
         if not config.trains:
             return
-        notices, *_ = self.on_all_learners(notices_of)
+        notices, *_ = self.on_all_learners(collect_notices)
         faults = sync_faults(self)
         if faults and config.check_sync == "stop":
             raise RllmGymError(faults[0])
@@ -190,7 +190,7 @@ class LLMAlgorithm(Algorithm):
     @max_episode_steps.setter
     def max_episode_steps(self, horizon: Horizon) -> None:
         """Set the horizon of the train steps to come: one for all environments, or by their names."""
-        self.horizons = horizons_of(horizon, self.environments)
+        self.horizons = resolve_horizons(horizon, self.environments)
 
     def sample(
         self,

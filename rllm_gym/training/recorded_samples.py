@@ -15,7 +15,7 @@ import numpy as np
 
 from rllm_gym.data import Dialogue, EpisodeRecord, list_shards, read_dialogues, read_episodes
 from rllm_gym.data.conversations import read_json_objects
-from rllm_gym.data.records import stream_of
+from rllm_gym.data.records import restore_stream
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.ties import reaches
 from rllm_gym.tokens import ChatTokenizer, Conversation
@@ -88,7 +88,7 @@ class SampleMaker:
             return self.contexts_of_dialogue(Dialogue(messages, tuple(m["role"] == "assistant" for m in messages)))
         if not self._has_checked_ids:
             self._check_ids(record)
-        return self.of_stream(stream_of(record))
+        return self.of_stream(restore_stream(record))
 
     def of_dialogue(self, dialogue: Dialogue) -> Sample | None:
         """Return the sample of a conversation, or None where nothing is left to learn.
@@ -113,11 +113,11 @@ class SampleMaker:
         self.num_agentgyms += dialogue.is_agentgyms
         if not dialogue.messages:
             return []
-        contexts = itertools.groupby(self._turns_of(dialogue), key=lambda turn: turn.context_index)
+        contexts = itertools.groupby(self._make_turns(dialogue), key=lambda turn: turn.context_index)
         made = (self.of_turns(turns) for _, turns in contexts)
         return [sample for sample in made if sample is not None]
 
-    def _turns_of(self, dialogue: Dialogue) -> Iterator[Turn]:
+    def _make_turns(self, dialogue: Dialogue) -> Iterator[Turn]:
         messages = list(zip(dialogue.messages, dialogue.is_trained, strict=True))
         system_prompt = messages.pop(0)[0]["content"] if messages[0][0]["role"] == "system" else ""
         conversation = Conversation(self.chat, system_prompt)
@@ -154,7 +154,7 @@ class SampleMaker:
         self._has_checked_ids = True
 
 
-def kind_of(path: Path) -> str:
+def detect_kind(path: Path) -> str:
     """Return the kind of data that a path holds: `store`, `dialogues` or `pairs`.
 
     Raises:
@@ -210,21 +210,21 @@ def import_function(source: str) -> Callable[[SampleMaker], Iterable[Sample | No
         ) from error
 
 
-def samples_of(source: str, maker: SampleMaker, *, min_return: float | None) -> Iterator[Sample]:
+def read_samples(source: str, maker: SampleMaker, *, min_return: float | None) -> Iterator[Sample]:
     """Yield the samples of a path, or those that a function named "module:name" makes with the maker."""
     if not is_function(source):
-        yield from samples_of_path(Path(source), maker, min_return=min_return)
+        yield from read_samples_of_path(Path(source), maker, min_return=min_return)
         return
     yield from (sample for sample in import_function(source)(maker) if sample is not None)
 
 
-def samples_of_path(path: Path, maker: SampleMaker, *, min_return: float | None) -> Iterator[Sample]:
+def read_samples_of_path(path: Path, maker: SampleMaker, *, min_return: float | None) -> Iterator[Sample]:
     """Yield the samples of a store or of conversations, one in memory at a time.
 
     Args:
         min_return: leaves out stored episodes below it.
     """
-    kind = kind_of(path)
+    kind = detect_kind(path)
     if kind == "pairs":
         raise ConfigError(f"data: pairs of answers are for DPO; got {str(path)!r}. Give conversations or trajectories.")
     if kind == "dialogues":

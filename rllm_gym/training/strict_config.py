@@ -13,7 +13,7 @@ from ray.rllib.utils.annotations import override
 
 from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options.rllib import UNUSED, unused_option
-from rllm_gym.options.table import UNSET, OptionTable, options_of
+from rllm_gym.options.table import UNSET, OptionTable, list_options
 from rllm_gym.options.values import value_fault
 
 SET_BY_VALIDATE = ("action_space", "observation_space", "simple_optimizer")  # ours and RLlib's
@@ -25,7 +25,7 @@ def _with_options(builder: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(builder)
     def build(self: StrictConfig, *args: Any, **options: Any) -> Any:
-        table = options_of(type(self))
+        table = list_options(type(self))
         ours = {name: options.pop(name) for name in table if name in options and name not in parameters}
         for name in options:
             if name not in parameters or name == "model":
@@ -42,7 +42,7 @@ class StrictConfig(AlgorithmConfig, OptionTable):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
-        for option in options_of(type(self)).values():
+        for option in list_options(type(self)).values():
             if option.default is not UNSET:
                 setattr(self, option.name, option.new_default())
 
@@ -80,7 +80,7 @@ class StrictConfig(AlgorithmConfig, OptionTable):
     @override(AlgorithmConfig)
     def get_state(self) -> dict[str, Any]:
         """Return all options. Differs: -1 is a value, where RLlib would take the default instead, in silence."""
-        minus_one = {name: -1 for name in options_of(type(self)) if vars(self).get(name) == -1}
+        minus_one = {name: -1 for name in list_options(type(self)) if vars(self).get(name) == -1}
         return super().get_state() | minus_one
 
     def _unknown(self, name: str, known: Any) -> str:
@@ -97,7 +97,7 @@ class StrictConfig(AlgorithmConfig, OptionTable):
             raise ConfigError("\n".join(found))
 
     def _value_faults(self) -> Iterator[str]:
-        options, default = options_of(type(self)), type(self)(algo_class=self.algo_class)
+        options, default = list_options(type(self)), type(self)(algo_class=self.algo_class)
         for name, option in options.items():
             value = getattr(self, name)
             if value is not getattr(default, name) and (fault := value_fault(name, value, option.hint)):

@@ -40,7 +40,7 @@ def probed_sample(module_id: str, probe: Probe) -> Sample:
     return Sample(tokens, weight, module=module_id)
 
 
-def differences_of(probe: Probe, sample: Sample) -> Any:
+def measure_differences(probe: Probe, sample: Sample) -> Any:
     """Return how far each sampled token's log-probability is from the trainer's, float32 [T]."""
     assert sample.trainer_logp is not None
     return np.abs(sample.trainer_logp[len(probe.prompt_ids) :] - probe.completion.logp)
@@ -50,7 +50,7 @@ def probe_fault(module_id: str, probe: Probe, sample: Sample, config: Any) -> st
     """Return how far an engine is from the trainer, in a line; None within the bound of the configuration's dtype."""
     autocast: Mapping[str, Any] = config.deepspeed.get("torch_autocast", {})
     is_exact = config.weight_dtype == "float32" and not autocast.get("enabled")
-    differences = differences_of(probe, sample)
+    differences = measure_differences(probe, sample)
     off = float(differences.max() if is_exact else differences.mean())
     most = MOST_FLOAT32 if is_exact else MOST_MEAN_16_BITS
     if off <= most and not probe.unloaded:

@@ -15,8 +15,8 @@ from pydantic_core import from_json, to_json
 
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.strangers_files import MAX_LINE_BYTES
-from rllm_gym.viewer.rows import Row, row_of, says
-from rllm_gym.viewer.runs import Trial, curves_of, find_results, folder_of, label_of, read_trial
+from rllm_gym.viewer.rows import Row, parse_row, says
+from rllm_gym.viewer.runs import Trial, find_results, folder_of, make_curves, make_label, read_trial
 from rllm_gym.viewer.shards import ReplacedError, Shard, find_shards
 from rllm_gym.viewer.token_texts import TokenTexts
 
@@ -143,11 +143,11 @@ class Index:
         return sorted(found)
 
     def curves(self) -> list[dict[str, Any]]:
-        """Return the curves of all runs, see `curves_of`, each with its run's label."""
+        """Return the curves of all runs, see `make_curves`, each with its run's label."""
         return [
             {"run": label, **curve}
             for label in self.labels
-            for curve in curves_of([t for t in self.trials if self._runs[label] == t.run_folder])
+            for curve in make_curves([t for t in self.trials if self._runs[label] == t.run_folder])
         ]
 
     def _kind(self, label: str) -> str:
@@ -166,11 +166,11 @@ class Index:
                 try:
                     if line is None:
                         raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes")
-                    row = row_of(line, run=run, trial=trial)
+                    row = parse_row(line, run=run, trial=trial)
                 except (ValueError, RecursionError) as error:
                     self._note_damage(f"{path.name}, line {number + 1}: {error}")
                     continue
-                self._add(Row(self._id_of(row, folder), *row[1:]), shard, offset)
+                self._add(Row(self._make_id(row, folder), *row[1:]), shard, offset)
         except TrajectoryError as error:
             if isinstance(error, ReplacedError):
                 raise
@@ -190,7 +190,7 @@ class Index:
         self.rows.append(row)
         self.json_rows.append(json.dumps(row, separators=(",", ":")).encode())
 
-    def _id_of(self, row: Row, folder: Path) -> str:
+    def _make_id(self, row: Row, folder: Path) -> str:
         """Return a name that stays the record's whatever becomes of its file; a link to an episode holds it."""
         name = f"{self.labels[row.run]}/{folder.name}/{row.episode}/{row.agent}/{row.split}/{row.step}"
         again = self._num_named[name]  # an episode that had failed is played again under its name
@@ -219,7 +219,7 @@ class Index:
         return len(self.trials) - 1
 
     def _label(self, folder: Path) -> str:
-        label = label_of(folder, self._runs)
+        label = make_label(folder, self._runs)
         if label not in self._runs:
             self._runs[label] = folder
             self.labels.append(label)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rllm_gym.data.records import records_of
+from rllm_gym.data.records import make_records
 from rllm_gym.errors import ConfigError, EnvError, describe
 from rllm_gym.rollout.play_by_hand import PlayByHand
 from rllm_gym.types import (
@@ -161,7 +161,7 @@ class _Session:
         assert self._hand is not None
         episode = self._hand.episode
         shown = replace(episode, episode_id="hub", end_reason=episode.end_reason or EndReason.HORIZON)
-        [record] = records_of(
+        [record] = make_records(
             shown,
             env_version="",
             train_step=None,

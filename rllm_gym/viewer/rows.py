@@ -51,7 +51,7 @@ _NUMBERS = re.compile(
 )
 
 
-def row_of(line: bytes, *, run: int, trial: int) -> Row:
+def parse_row(line: bytes, *, run: int, trial: int) -> Row:
     """Return a stored line's row, without its id.
 
     Raises:

@@ -68,7 +68,7 @@ def read_trial(folder: Path) -> Trial:
     return Trial(folder, "files", read_object_or_nothing(folder / GATEWAY))
 
 
-def label_of(folder: Path, taken: Mapping[str, Path]) -> str:
+def make_label(folder: Path, taken: Mapping[str, Path]) -> str:
     """Return a short name for a folder which no other has."""
     parts = folder.absolute().parts
     for k in range(1, len(parts) + 1):
@@ -78,7 +78,7 @@ def label_of(folder: Path, taken: Mapping[str, Path]) -> str:
     return str(folder)
 
 
-def curves_of(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+def make_curves(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Return the curves of a run's trials, each with its origins; trials that others resumed are left out.
 
     Keys: `trial` (its folder's name), `steps`, `metrics` ({name: a value or None for each step}, those of

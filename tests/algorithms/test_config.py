@@ -10,7 +10,7 @@ import pytest
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
 from rllm_gym.algorithms.registry import get_algorithm_class
-from rllm_gym.callbacks.horizon_schedules import AdaptiveSchedule, Stage, schedules_of
+from rllm_gym.callbacks.horizon_schedules import AdaptiveSchedule, Stage, parse_schedules
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.errors import ConfigError
 from rllm_gym.options.methods import METHODS
@@ -119,7 +119,7 @@ def test_the_horizon_callback_is_always_there_once_beside_the_users():
 
 
 def schedule_of(scaling_inter, max_episode_steps=None):
-    return schedules_of(scaling_inter, max_episode_steps, ["environment"])["environment"]
+    return parse_schedules(scaling_inter, max_episode_steps, ["environment"])["environment"]
 
 
 def test_the_horizon_rises_by_stages_and_stays_at_the_last():
@@ -164,11 +164,11 @@ def test_every_environment_may_have_a_schedule_of_its_own():
         "a": {"type": "fixed", "horizons": [3]},
         "b": {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 4},
     }
-    schedules = schedules_of(given, None, ["a", "b"])
+    schedules = parse_schedules(given, None, ["a", "b"])
     assert [(schedules["a"].horizon(step), schedules["b"].horizon(step)) for step in (0, 4)] == [(3, 1), (3, 2)]
-    assert set(schedules_of(given["a"], None, ["a", "b"]).values()) == {schedules["a"]}
+    assert set(parse_schedules(given["a"], None, ["a", "b"]).values()) == {schedules["a"]}
     with pytest.raises(ConfigError, match="the environment 'b' has no schedule"):
-        schedules_of({"a": given["a"]}, None, ["a", "b"])
+        parse_schedules({"a": given["a"]}, None, ["a", "b"])
 
 
 @pytest.mark.parametrize(

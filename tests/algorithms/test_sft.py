@@ -13,14 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.sft import SFT, SFTConfig
-from rllm_gym.checkpoints import protocol_of
+from rllm_gym.checkpoints import read_protocol
 from rllm_gym.data import Dialogue, EpisodeRecord, TrajectoryWriter, TurnRecord
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.evaluation.run import plan_evaluation
 from rllm_gym.learner.batch import deal
 from rllm_gym.learner.packing import Packing
 from rllm_gym.tokens import ChatTokenizer
-from rllm_gym.training.recorded_samples import SampleMaker, samples_of, samples_of_path
+from rllm_gym.training.recorded_samples import SampleMaker, read_samples, read_samples_of_path
 from tests.algorithms.algorithm_helpers import equal, module_weights, not_finite
 from tests.algorithms.offline_helpers import make_samples, offline_config
 from tests.learner.learner_helpers import distance, gradient, largest, make_config, make_group, step
@@ -108,8 +108,8 @@ def test_failed_and_poor_episodes_are_left_out(chat, tmp_path):
     ]
     with TrajectoryWriter(tmp_path) as writer:
         writer.append(records)
-    assert len(list(samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=None))) == 2
-    assert len(list(samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=0.5))) == 1
+    assert len(list(read_samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=None))) == 2
+    assert len(list(read_samples_of_path(tmp_path, SampleMaker(chat, 512), min_return=0.5))) == 1
 
 
 def own_samples(maker):
@@ -119,10 +119,10 @@ def own_samples(maker):
 
 def test_a_function_of_ones_own_may_make_the_samples(chat, monkeypatch):
     monkeypatch.setitem(sys.modules, "own_data", types.SimpleNamespace(own_samples=own_samples))
-    [sample] = samples_of("own_data:own_samples", SampleMaker(chat, 512), min_return=None)
+    [sample] = read_samples("own_data:own_samples", SampleMaker(chat, 512), min_return=None)
     assert learnt(chat, sample) == "yes<|im_end|>"
     with pytest.raises(ConfigError, match=r"must name a function as module:name; got 'own_data:other'"):
-        list(samples_of("own_data:other", SampleMaker(chat, 512), min_return=None))
+        list(read_samples("own_data:other", SampleMaker(chat, 512), min_return=None))
 
 
 # --- the gradient ---
@@ -268,7 +268,7 @@ def test_agentgyms_conversations_mark_the_checkpoint_and_playing_it_natively_war
     algo = build(offline_config(SFTConfig(), tiny_model, **options))
     algo.train()
     path = algo.save_to_path(str(tmp_path / "checkpoint"))
-    assert protocol_of(Path(path)) == "agentgym"
+    assert read_protocol(Path(path)) == "agentgym"
     native, agentgym = ({"depth": 1, **more} for more in ({}, {"protocol": "agentgym"}))
     for env_config, warns in ((native, True), (agentgym, False)):
         caplog.clear()

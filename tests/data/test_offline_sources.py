@@ -14,10 +14,10 @@ from rllm_gym.data import (
     TrajectoryWriter,
     TurnRecord,
     best_and_worst,
-    episode_of,
+    make_records,
     read_dialogue_pairs,
     read_dialogues,
-    records_of,
+    restore_episode,
 )
 from rllm_gym.errors import TrajectoryError
 from rllm_gym.types import AGENT, Episode, Sample, Stream, TaskGroup, Turn
@@ -156,9 +156,9 @@ def test_an_episode_comes_back_from_its_record():
         "0-3-1-1", group, 1, 99, env_id="toy", item_id="item", streams={AGENT: stream}, end_reason="terminated",
         info=info, timings={"env_s": 1.5}, num_env_steps=2,
     )  # fmt: skip
-    records = records_of(episode, env_version="", train_step=3, max_episode_steps=None)
-    again = episode_of(records, group)
-    assert records_of(again, env_version="", train_step=3, max_episode_steps=None) == records
+    records = make_records(episode, env_version="", train_step=3, max_episode_steps=None)
+    again = restore_episode(records, group)
+    assert make_records(again, env_version="", train_step=3, max_episode_steps=None) == records
     assert (again.info, again.num_env_steps, again.group) == (info, 2, group)
     assert [turn.is_invalid_action for turn in again.streams[AGENT].turns] == [True, False]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, Recorder, TurnRecord, read_episodes, records_of
-from rllm_gym.data.records import NOT_RECORDED, stream_of
+from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, Recorder, TurnRecord, make_records, read_episodes
+from rllm_gym.data.records import NOT_RECORDED, restore_stream
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.training.task_sampler import evaluation_groups
 from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
@@ -31,7 +31,7 @@ def episode(streams, **fields):
 
 
 def stored(episode, **given):
-    return records_of(episode, **{"env_version": "0.1.0", "train_step": 4, "max_episode_steps": 6, **given})
+    return make_records(episode, **{"env_version": "0.1.0", "train_step": 4, "max_episode_steps": 6, **given})
 
 
 def test_an_episode_is_stored_as_it_was_played():
@@ -106,7 +106,7 @@ EVERY_FIELD = Turn(
 
 def test_every_field_of_a_turn_comes_back_from_its_record():
     [record] = stored(episode([Stream(AGENT, "main", [EVERY_FIELD])]))
-    [back] = stream_of(EpisodeRecord.model_validate_json(record.model_dump_json())).turns
+    [back] = restore_stream(EpisodeRecord.model_validate_json(record.model_dump_json())).turns
     for each in fields(Turn):
         given, found = getattr(EVERY_FIELD, each.name), getattr(back, each.name)
         if each.name in NOT_RECORDED:

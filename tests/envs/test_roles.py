@@ -8,7 +8,7 @@ import rllm_gym
 from rllm_gym.envs.contract import findings
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
 from rllm_gym.errors import ConfigError
-from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env
+from rllm_gym.rollout.environments import EnvironmentSpec, list_item_ids, make_text_env
 
 ROLES = ["planner", "actor"]
 MAKE = functools.partial(rllm_gym.make_multi_agent, "TextCraft-v0", roles=ROLES)
@@ -71,7 +71,7 @@ def test_in_an_experiment_roles_are_a_keyword_of_the_environment():
     env = make_text_env(spec)
     assert env.possible_agents == ROLES and env.spec.id == "rllm_gym/TextCraft-v0"
     alone = EnvironmentSpec("TextCraft-v0", "rllm_gym:rllm_gym/TextCraft-v0", {"depth": 1})
-    assert item_ids_of(spec, "eval") == item_ids_of(alone, "eval")
+    assert list_item_ids(spec, "eval") == list_item_ids(alone, "eval")
     assert set(TokenMultiAgentEnv(env).reset(seed=0)[0]) == {"planner"}
 
 

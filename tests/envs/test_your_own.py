@@ -17,7 +17,7 @@ from rllm_gym.envs import UnicodeText, wrap
 from rllm_gym.envs.wrappers import MAX_TOKENS, TokenEnv
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
-from rllm_gym.rollout.loop import RolloutLoop, seed_of
+from rllm_gym.rollout.loop import RolloutLoop, derive_seed
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.types import SamplingParams, TaskGroup
 
@@ -137,7 +137,7 @@ def test_a_rollout_plays_the_example(folder):
 
 
 def _draws(env, key, number):
-    env.reset(seed=seed_of(*key))
+    env.reset(seed=derive_seed(*key))
     return env.unwrapped.number == number
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from rllm_gym.cli.main import make_rllm_gym_app
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.compare import compare, read_result
-from rllm_gym.evaluation.panel import Panel, hash_of
-from rllm_gym.evaluation.report import Outcome, report_of
+from rllm_gym.evaluation.panel import Panel, hash_panels
+from rllm_gym.evaluation.report import Outcome, make_report
 from rllm_gym.types import SamplingParams
 
 app = make_rllm_gym_app()
@@ -32,8 +32,8 @@ def result(model, solved, *, panel=CRAFT, broken=(), others=()):
                 Outcome(group.key, member, bool(success), 0.0, 1, 1, "all", "error" if error else "horizon", error)
                 for member, success in enumerate(successes)
             ]
-    report = report_of({of.spec.name: of for of in panels}, outcomes)
-    return json.loads(json.dumps({"model": model, "panel_hash": hash_of(panels), **report}))
+    report = make_report({of.spec.name: of for of in panels}, outcomes)
+    return json.loads(json.dumps({"model": model, "panel_hash": hash_panels(panels), **report}))
 
 
 #        0  1  2  3  4  5  6  7  8  9 10 11

@@ -19,7 +19,7 @@ from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation import run as evaluation
 from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.evaluation.policy import Policy, playing_config, sampled_policy
-from rllm_gym.evaluation.report import Outcome, markdown_table, measures_table, report_of
+from rllm_gym.evaluation.report import Outcome, make_report, markdown_table, measures_table
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.rollout import policies
 from rllm_gym.rollout.environments import EnvironmentSpec
@@ -233,7 +233,7 @@ def test_the_numbers_of_a_report():
         outcome(1, 0, True, category="b"), outcome(1, 1, True, category="b"),
         outcome(2, 0, False), outcome(2, 1, False, error="down"),
     ]  # fmt: skip
-    report = report_of({"maze": panel(3, 2)}, outcomes)
+    report = make_report({"maze": panel(3, 2)}, outcomes)
     assert (report["episodes"], report["successes"], report["errors"]) == (5, 3, 1)
     assert report["success_rate"] == pytest.approx(3 / 5)
     assert report["avg@k"] == pytest.approx((1 / 2 + 1 + 0) / 3)
@@ -245,7 +245,7 @@ def test_the_numbers_of_a_report():
     table = markdown_table([{"model": "tiny", **report}]).splitlines()
     assert table[0] == "| model | a | b | overall |"
     assert table[2].startswith("| tiny | 33.3 (")
-    assert report_of({"maze": panel(3, 2)}, [])["success_rate"] is None
+    assert make_report({"maze": panel(3, 2)}, [])["success_rate"] is None
 
 
 def test_avg_and_pass_at_k_by_category_are_those_of_agentgym_rls_script():
@@ -258,7 +258,7 @@ def test_avg_and_pass_at_k_by_category_are_those_of_agentgym_rls_script():
     ]
     played = panel(3, 2)
     played = dataclasses.replace(played, categories={played.item_ids[0]: "easy", played.item_ids[1]: "hard"})
-    report = report_of({"maze": played}, outcomes)
+    report = make_report({"maze": played}, outcomes)
     # main_generation.py: np.mean(scores), np.mean(np.max(scores, axis=-1) > 0), of all and of each category's file.
     assert (report["score_avg@k"], report["score_pass@k"]) == (pytest.approx(0.75 / 6), pytest.approx(2 / 3))
     assert (report["avg@k"], report["pass@k"]["2"]) == (pytest.approx(1 / 6), pytest.approx(1 / 3))
@@ -272,7 +272,7 @@ def test_avg_and_pass_at_k_by_category_are_those_of_agentgym_rls_script():
         "| hard | 1 | 0.0 | 0.0 | -0.125 | 100.0 |",
         "| all | 3 | 16.7 | 33.3 | 0.125 | 66.7 |",
     ]
-    assert measures_table(report_of({"maze": played}, [])).splitlines()[-1] == "| all | 3 | - | - | - | - |"
+    assert measures_table(make_report({"maze": played}, [])).splitlines()[-1] == "| all | 3 | - | - | - | - |"
 
 
 def test_a_models_evaluation_needs_a_horizon_and_room_for_a_turn(ray_cluster, tiny_model, tmp_path):

@@ -16,10 +16,10 @@ from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.textcraft.recipes import load_book
 from rllm_gym.errors import ConfigError
-from rllm_gym.evaluation.panel import hash_of, make_panel, read_panel
+from rllm_gym.evaluation.panel import hash_panels, make_panel, read_panel
 from rllm_gym.evaluation.published_lists import read_test_list
 from rllm_gym.options.common import SamplingOptions
-from rllm_gym.rollout.environments import EnvironmentSpec, item_ids_of, make_text_env, tasks_trained_on
+from rllm_gym.rollout.environments import EnvironmentSpec, list_item_ids, make_text_env, tasks_trained_on
 from rllm_gym.types import SamplingParams
 
 rllib = make_rllib_app()
@@ -69,8 +69,8 @@ def test_whatever_changes_an_episode_changes_the_hash_and_nothing_else_does():
     assert len({made.hash, *(other.hash for other in changed)}) == 10
     same_tasks = panel(env_config={"splits": {"eval": list(made.item_ids)}}, item_ids=made.item_ids)
     assert same_tasks.hash == made.hash  # how the tasks were chosen says nothing about them
-    assert hash_of([made, changed[0]]) == hash_of([changed[0], made]) != made.hash
-    assert hash_of([made]) == made.hash
+    assert hash_panels([made, changed[0]]) == hash_panels([changed[0], made]) != made.hash
+    assert hash_panels([made]) == made.hash
 
 
 def first_observations(env, env_config, tasks):
@@ -196,8 +196,8 @@ def test_published_lists_split_an_environment_for_training(tmp_path):
     babyai = EnvironmentSpec(
         "BabyAI-v0", "rllm_gym:rllm_gym/BabyAI-v0", {"splits": {"train": str(train), "eval": str(test)}}
     )
-    assert item_ids_of(babyai, "train") == ["babyai_0", "babyai_11155"]
-    assert item_ids_of(babyai, "eval") == ["babyai_12870"]
+    assert list_item_ids(babyai, "train") == ["babyai_0", "babyai_11155"]
+    assert list_item_ids(babyai, "eval") == ["babyai_12870"]
 
 
 def test_searchqas_lists_name_the_data_set_of_an_item(tmp_path):
@@ -230,7 +230,7 @@ def test_searchqas_lists_name_the_data_set_of_an_item(tmp_path):
             read_test_list(write_list(file, item_id), searchqa)
     splits = {"splits": {"train": ["nq_51716"], "eval": ["triviaqa_12545"]}, "data": str(data)}
     spec = EnvironmentSpec("SearchQA-v0", "rllm_gym:rllm_gym/SearchQA-v0", splits)
-    assert item_ids_of(spec, "train") == ["searchqa_51716"]
+    assert list_item_ids(spec, "train") == ["searchqa_51716"]
 
 
 def test_textcrafts_lists_are_read_by_name_and_refused_with_numbers_alone(tmp_path):
@@ -288,7 +288,7 @@ def test_lists_of_other_items_under_the_same_numbers_are_refused(tmp_path):
 
 def test_the_tasks_of_a_panel_that_a_run_has_trained_on_are_told():
     spec = EnvironmentSpec("TextCraft-v0", TEXTCRAFT)
-    trained, held_out = item_ids_of(spec, "train")[:5], item_ids_of(spec, "eval")[:5]
+    trained, held_out = list_item_ids(spec, "train")[:5], list_item_ids(spec, "eval")[:5]
     assert tasks_trained_on([spec], panel(4).spec, [*held_out, *trained, "x"]) == list(trained)
     assert tasks_trained_on([EnvironmentSpec("BabyAI-v0", "rllm_gym:rllm_gym/BabyAI-v0")], spec, trained) == []
 

@@ -7,7 +7,7 @@ from rllm_gym.envs.poker.rules import KUHN
 from rllm_gym.games import token_chances
 from rllm_gym.games.measure import completed_by, measure
 from rllm_gym.games.nash import information_states
-from rllm_gym.games.questions import MoveChances, game_of, questions_of
+from rllm_gym.games.questions import MoveChances, game_of, make_questions
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import SamplingParams
 from tests.needs import skip_without
@@ -71,7 +71,7 @@ def test_completions_are_counted(thoughts):
 def test_a_question_is_the_conversation_of_the_player_so_far():
     chat = ChatTokenizer()
     questions = dict(
-        zip([s.name for s in information_states("kuhn_poker")], questions_of("kuhn_poker", {}, chat), strict=True)
+        zip([s.name for s in information_states("kuhn_poker")], make_questions("kuhn_poker", {}, chat), strict=True)
     )
     question = questions["0pb"]  # J, passed, and the other player bets
     assert [message["content"] for message in question.messages[1:]] == [
@@ -81,7 +81,7 @@ def test_a_question_is_the_conversation_of_the_player_so_far():
     ]
     assert question.prompt_ids == chat.encode_chat(question.messages, add_generation_prompt=True)
     assert all(str(KUHN.introduction) in q.messages[0]["content"] for q in questions.values())
-    thinking = questions_of("kuhn_poker", {"thoughts": True}, chat)[2]
+    thinking = make_questions("kuhn_poker", {"thoughts": True}, chat)[2]
     assert [m["content"] for m in thinking.messages if m["role"] == "assistant"] in (
         [], ["Thought: I choose to pass.\nAction: pass"]
     )  # fmt: skip
@@ -107,10 +107,10 @@ def test_an_evaluation_in_training_reports_the_measure_of_what_its_engine_says(t
         assert (evaluation["method"], evaluation["illegal_probability"]) == ("sampled", 1.0)  # it says no move
         assert evaluation["nash_conv"] == pytest.approx(11 / 12)
         asked = [list(request.prompt_ids) for request in found.engine.requests]
-        for question in questions_of("kuhn_poker", {}, ChatTokenizer(tiny_model)):
+        for question in make_questions("kuhn_poker", {}, ChatTokenizer(tiny_model)):
             assert asked.count(question.prompt_ids) >= 4
         complete = completed_by(found.algo, "default_policy", PARAMS)
-        texts = complete(questions_of("kuhn_poker", {}, found.runner.chat)[:2], 3)
+        texts = complete(make_questions("kuhn_poker", {}, found.runner.chat)[:2], 3)
         assert [len(of_question) for of_question in texts] == [3, 3]
 
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 from ray.cluster_utils import Cluster
 
-from rllm_gym.checkpoints import damage_of, newest_checkpoint
+from rllm_gym.checkpoints import find_damage, newest_checkpoint
 from rllm_gym.data.records import CLOCKED, EpisodeRecord
 from tests.kills.harness import MARK, SEED, Moment, Run, await_end, draw_moment, end_marked, run
 from tests.needs import skip_without
@@ -164,7 +164,7 @@ def test_a_full_disk_is_one_line_and_no_half_checkpoint_is_the_newest(checkpoint
             assert "No space left on device" in full.output and "Traceback" not in full.output
             await_end(full.mark)
             newest = newest_checkpoint(disk / "kills")
-            assert newest is None or damage_of(newest.path) is None
+            assert newest is None or find_damage(newest.path) is None
             subprocess.run(["mount", "-o", "remount,size=400m", disk], check=True)
             if newest is not None:
                 full.age_temporary_folders()

@@ -12,7 +12,7 @@ from rllm_gym.learner import block_attention
 from rllm_gym.learner.batch import Batch, collate
 from rllm_gym.learner.block_attention import NAME
 from rllm_gym.learner.packing import Packing, Tree, _Rows
-from rllm_gym.learner.probes import notices_of
+from rllm_gym.learner.probes import collect_notices
 from rllm_gym.learner.rl_module import load_language_model
 from tests.learner.learner_helpers import MODULE, distance, gradient, largest, make_config, make_group
 from tests.learner.test_packing import SIZES, save
@@ -154,7 +154,7 @@ AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 def test_it_is_said_where_products_in_16_bits_are_slow(tiny_model, monkeypatch, options, capabilities, is_slow):
     learner = make_group(make_config(tiny_model, **options))._learner
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    lines = [line for line in notices_of(learner) if "products in 16 bits take many times as long" in line]
+    lines = [line for line in collect_notices(learner) if "products in 16 bits take many times as long" in line]
     assert len(lines) == is_slow
 
 

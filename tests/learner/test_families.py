@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rllm_gym.models import attention_of
+from rllm_gym.models import choose_attention
 from tests.families import FAMILIES, make_family
 from tests.learner.learner_helpers import MODULE, make_config, make_group, make_samples, update
 
@@ -29,7 +29,7 @@ def test_a_family_trains_as_the_page_says(family, tmp_path):
     group = make_group(make_config(folder, lr=1e-4))
     learner, samples = group._learner, make_samples(4)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if attention_of(lm.config):
+    if choose_attention(lm.config):
         lm.set_attn_implementation("eager")
     scored = dict(learner.score(samples, [range(len(samples))], ["trainer_logp"]))
     for index, sample in enumerate(samples):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, DeepseekV3Config, Mi
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.batch import Batch, collate
-from rllm_gym.learner.logps import logps_of, read
+from rllm_gym.learner.logps import compute_logps, read
 from rllm_gym.learner.packing import split_into_micro_batches
 from rllm_gym.training.algorithm import LLMAlgorithm
 from tests.learner.learner_helpers import (
@@ -115,7 +115,7 @@ def logps_and_gradient(lm, parts):
     lm.zero_grad()
     rows = {}
     for part in parts:
-        logp_BT = logps_of(lm, read(lm, part.model_inputs), part.model_inputs, temperature=1.0)["logp"]
+        logp_BT = compute_logps(lm, read(lm, part.model_inputs), part.model_inputs, temperature=1.0)["logp"]
         (logp_BT * part.batch.per_token["weight"]).sum().backward()
         for row, length, logp_T in zip(part.rows.tolist(), part.batch.lengths.tolist(), logp_BT.detach(), strict=True):
             rows[row] = logp_T[:length]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.logps import sampled_logps
-from rllm_gym.learner.probes import notices_of
+from rllm_gym.learner.probes import collect_notices
 from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, received
 from tests.families import make_family
 from tests.learner.learner_helpers import (
@@ -188,7 +188,7 @@ def test_of_experts_no_adapter_is_made_in_silence(tmp_path, caplog):
     group = make_group(make_config(folder, lora={"r": 4}))
     names = synced(group)
     assert names and all("self_attn" in name for name in names)
-    [notice] = [line for line in notices_of(group._learner) if line.startswith("lora")]
+    [notice] = [line for line in collect_notices(group._learner) if line.startswith("lora")]
     assert "experts, " in notice and notice.endswith("% of it, stay as they are")
     with pytest.raises(ConfigError, match=r"got '.*mlp.experts.*', a parameter of experts"):
         make_group(make_config(folder, lora={"r": 4, "target_parameters": ["mlp.experts.gate_up_proj"]}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rllm_gym.learner.batch import Batch, collate
-from rllm_gym.learner.logps import logps_of, read
+from rllm_gym.learner.logps import compute_logps, read
 from rllm_gym.learner.packing import split_into_micro_batches
 from rllm_gym.learner.rl_module import load_language_model
 from rllm_gym.rollout.engines.transformers import TransformersEngine
@@ -36,7 +36,7 @@ def logps(lm, lengths, index=0):
     [part] = split_into_micro_batches(Batch.from_mapping(collate(samples)), 10_000, is_packed=True)
     row = part.rows.tolist().index(index)
     with torch.no_grad():
-        return logps_of(lm, read(lm, part.model_inputs), part.model_inputs, temperature=1.0)["logp"][row]
+        return compute_logps(lm, read(lm, part.model_inputs), part.model_inputs, temperature=1.0)["logp"][row]
 
 
 @pytest.mark.promise

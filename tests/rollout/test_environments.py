@@ -18,9 +18,9 @@ from rllm_gym.rollout.environments import (
     EnvironmentSpec,
     ask_text_env,
     check_evaluation,
-    environments_of,
-    item_ids_of,
+    list_item_ids,
     make_text_env,
+    read_environments,
 )
 from tests.envs.toy_environments import SayTheWord
 
@@ -80,16 +80,16 @@ def test_a_list_of_items_may_be_trained_and_evaluated_on_alike():
     check_evaluation(run(TEXTCRAFT, {"item_ids": [3, 4, 6, 17]}, ["eval"], evaluation_interval=None))
     spec = EnvironmentSpec("craft", TEXTCRAFT, {"item_ids": [3, 6]})
     # 6 is of the environment's own eval; what is trained on is the list, all of it.
-    assert item_ids_of(spec, "train") == item_ids_of(spec, None) == ["textcraft_3", "textcraft_6"]
+    assert list_item_ids(spec, "train") == list_item_ids(spec, None) == ["textcraft_3", "textcraft_6"]
 
 
 def test_splits_of_the_users_are_played_where_they_are_asked_for():
     spec = EnvironmentSpec("craft", TEXTCRAFT, {"splits": {"train": [3, 17], "eval": [6], "hard": [2]}})
     check_evaluation(run(TEXTCRAFT, spec.env_config, ["train", "eval", "hard", "all"]))
-    assert item_ids_of(spec, None) == item_ids_of(spec, "train") == ["textcraft_3", "textcraft_17"]
-    assert item_ids_of(spec, "eval") == ["textcraft_6"]
-    assert item_ids_of(spec, "hard") == ["textcraft_2"]
-    assert len(item_ids_of(spec, "all")) == 544
+    assert list_item_ids(spec, None) == list_item_ids(spec, "train") == ["textcraft_3", "textcraft_17"]
+    assert list_item_ids(spec, "eval") == ["textcraft_6"]
+    assert list_item_ids(spec, "hard") == ["textcraft_2"]
+    assert len(list_item_ids(spec, "all")) == 544
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_an_environment_without_item_ids_is_evaluated_on_what_it_trains_on_alone
         "an environment without item_ids. Give it some, or evaluate on train."
     )
     check_evaluation(run("guess", splits=["train"]))  # makes it without a keyword that it would not know
-    assert item_ids_of(EnvironmentSpec("guess", "guess"), "train") is None
+    assert list_item_ids(EnvironmentSpec("guess", "guess"), "train") is None
 
 
 def test_an_environment_that_ignores_the_split_is_noticed():
@@ -197,11 +197,11 @@ def test_an_agent_is_made_of_every_kind_of_environment_and_each_of_a_list_has_it
     finally:
         del gymnasium.registry["test/Shy-v0"]
     entries = [{"id": TEXTCRAFT, "name": "plain", "env_config": {"agent": None}}, {"id": TEXTCRAFT, "name": "mine"}]
-    plain, mine = map(make_text_env, environments_of(entries, {"agent": {"plan": True}}))
+    plain, mine = map(make_text_env, read_environments(entries, {"agent": {"plan": True}}))
     assert "write a plan" not in plain.reset(seed=0)[0]
     assert "write a plan" in mine.reset(seed=0)[0]
-    assert [spec.rewrites_history for spec in environments_of("x", {})] == [False]
-    assert environments_of("x", {"agent": {"context": {"last_n_turns": 2}}})[0].rewrites_history
+    assert [spec.rewrites_history for spec in read_environments("x", {})] == [False]
+    assert read_environments("x", {"agent": {"context": {"last_n_turns": 2}}})[0].rewrites_history
 
 
 def test_an_agent_is_for_environments_of_one():

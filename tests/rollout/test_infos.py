@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rllm_gym.data import Recorder, read_episodes, records_of
+from rllm_gym.data import Recorder, make_records, read_episodes
 from rllm_gym.envs import UnicodeText, wrap
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.environments import EnvironmentSpec
@@ -158,7 +158,7 @@ def test_documented_keys_are_read_with_numpys_kinds_too(play):
     assert type(episode.item_id) is int
     assert episode.streams[AGENT].role == "guesser"
     assert [turn.is_invalid_action for turn in episode.streams[AGENT].turns] == [True, True]
-    [record] = records_of(episode, env_version="", train_step=0, max_episode_steps=None)
+    [record] = make_records(episode, env_version="", train_step=0, max_episode_steps=None)
     assert (record.is_success, record.category, record.role) == (True, "easy", "guesser")
     assert metrics_by_role([episode]) == {}  # of one agent there are none
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rllm_gym.data import EpisodeRecord, episode_of, records_of
+from rllm_gym.data import EpisodeRecord, make_records, restore_episode
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.background import BackgroundSampling
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
-from rllm_gym.rollout.loop import seed_of
+from rllm_gym.rollout.loop import derive_seed
 from rllm_gym.types import AGENT, Sample, SamplingParams, TaskGroup
 
 
@@ -124,11 +124,11 @@ def test_each_token_keeps_the_version_of_the_weights_that_came_while_its_turn_wa
     assert (turn.policy_version, turn.token_versions.tolist()) == (0, [0, 4, 4])
     num_observed = len(turn.observation_ids)
     assert Sample.of_turns([turn]).policy_version.tolist() == [-1] * num_observed + [0, 4, 4]
-    [record] = records_of(
+    [record] = make_records(
         replace(ended.episodes[0], end_reason="terminated"), env_version="", train_step=0, max_episode_steps=None
     )
     assert EpisodeRecord.model_validate_json(record.model_dump_json()).turns[0].token_versions == [0, 4, 4]
-    assert episode_of([record], ended.group).streams[AGENT].turns[0].token_versions.tolist() == [0, 4, 4]
+    assert restore_episode([record], ended.group).streams[AGENT].turns[0].token_versions.tolist() == [0, 4, 4]
 
 
 def test_what_runs_in_the_background_takes_calls_and_stops_while_it_plays(talk, make_loop):
@@ -237,7 +237,7 @@ def test_a_failed_episode_is_played_again_on_a_fresh_environment_with_the_same_s
     assert (episode.num_retries, [env.is_closed for env in made]) == (2, [True, True, False])
     # Two attempts of two turns, then the whole one: its three requests have the seeds of the undisturbed run.
     assert [r.seed for r in engine.requests[4:]] == [r.seed for r in quiet.requests]
-    assert made[2].reset_seeds == made[0].reset_seeds == [seed_of(7, 0, 0)]
+    assert made[2].reset_seeds == made[0].reset_seeds == [derive_seed(7, 0, 0)]
 
 
 def test_a_failed_episode_is_played_again_before_new_ones_begin(talk, make_loop):
@@ -335,15 +335,15 @@ def test_seeds_come_from_the_groups_key_member_agent_and_turn_alone(talk, make_l
         made = []
         loop = make_loop(engine, lambda i: made.append(talk.Env()) or made[-1], num_envs=num_envs)
         groups = play(loop, group(0, "A", size=2), group(1, "B"), max_episode_steps=2)
-        assert {seed for env in made for seed in env.reset_seeds} == {seed_of(7, 0, 0), seed_of(7, 0, 1)}
+        assert {seed for env in made for seed in env.reset_seeds} == {derive_seed(7, 0, 0), derive_seed(7, 0, 1)}
         assert [e.seed for g in sorted(groups, key=lambda g: g.group.key) for e in g.episodes] == [
-            seed_of(7, 0, 0), seed_of(7, 0, 0), seed_of(7, 0, 1)
+            derive_seed(7, 0, 0), derive_seed(7, 0, 0), derive_seed(7, 0, 1)
         ]  # fmt: skip
         return sorted(r.seed for r in engine.requests)
 
     expected = sorted(
-        [seed_of(7, 0, 0, member, 0, turn) for member in (0, 1) for turn in (0, 1)]
-        + [seed_of(7, 0, 1, 0, 0, turn) for turn in (0, 1)]
+        [derive_seed(7, 0, 0, member, 0, turn) for member in (0, 1) for turn in (0, 1)]
+        + [derive_seed(7, 0, 1, 0, 0, turn) for turn in (0, 1)]
     )
     assert len(set(expected)) == 6
     assert max(expected) < 2**31
@@ -487,7 +487,7 @@ class EngineBySeed(ScriptedEngine):
 
 
 def winning(talk, task, members):
-    return EngineBySeed(talk, {seed_of(*task.key, member, 0, 0): "!|" for member in members})
+    return EngineBySeed(talk, {derive_seed(*task.key, member, 0, 0): "!|" for member in members})
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_a_single_screened_episode_that_is_left_by_failures_tells_nothing(talk, 
             return super().step(action)
 
     task = screened(3, "T", size=3)
-    engine = EngineBySeed(talk, {seed_of(*task.key, 0, 0, 0): "a|"})
+    engine = EngineBySeed(talk, {derive_seed(*task.key, 0, 0, 0): "a|"})
     [finished] = play(make_loop(engine, lambda env_index: Env()), task)
     assert [e.member for e in finished.episodes] == [1, 2] and [e.member for e in finished.failed] == [0]
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
-from rllm_gym.rollout.loop import seed_of
+from rllm_gym.rollout.loop import derive_seed
 from rllm_gym.types import SamplingParams, TaskGroup
 
 GROUP = TaskGroup((7, 0), "T", 1)
@@ -78,7 +78,7 @@ def test_by_turns_each_agent_has_its_own_stream_and_waiting_agents_get_their_rew
     assert env.actions == [{"x": "A|"}, {"x": "B|"}, {"y": "C|"}, {"x": "D|"}]
     assert [talk.decode(r.prompt_ids) for r in engine.requests] == ["x0", "x0A|x1", "y0", "x0A|x1B|x2"]
     agents_and_turns = [(0, 0), (0, 1), (1, 0), (0, 2)]
-    assert [r.seed for r in engine.requests] == [seed_of(7, 0, 0, *parts) for parts in agents_and_turns]
+    assert [r.seed for r in engine.requests] == [derive_seed(7, 0, 0, *parts) for parts in agents_and_turns]
     assert (episode.end_reason, episode.num_env_steps) == ("terminated", 4)
     assert episode.info == {"x": {"is_success": True}, "y": {"is_success": True}}
     assert episode.streams["y"].messages == [{"role": "user", "content": "y1"}]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rllm_gym.models import attention_of
-from rllm_gym.rollout.engines.vllm import VLLMEngine, reason_of
+from rllm_gym.models import choose_attention
+from rllm_gym.rollout.engines.vllm import VLLMEngine, parse_reason
 from rllm_gym.rollout.policies import EngineWeights
 from rllm_gym.weights.checkpoint_form import checkpoint_items
 from rllm_gym.weights.format import LORA_A, LORA_B
@@ -25,7 +25,7 @@ def make_engine(folder):
 
 def load(folder):
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if attention_of(lm.config):
+    if choose_attention(lm.config):
         lm.set_attn_implementation("eager")
     return lm.eval()
 
@@ -107,7 +107,7 @@ def test_a_model_that_wants_torchvision_is_refused_in_a_line_that_says_so(monkey
         "failed to be inspected. Please check the logs for more details. [type=value_error, input_value=ArgsKwargs(())]"
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    line = reason_of(refused)
+    line = parse_reason(refused)
     assert line.startswith("Model architectures ['Gemma3ForConditionalGeneration'] want torchvision")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert reason_of(refused).endswith("failed to be inspected. Please check the logs for more details.")
+    assert parse_reason(refused).endswith("failed to be inspected. Please check the logs for more details.")

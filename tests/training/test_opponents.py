@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from rllm_gym.callbacks.opponent_pool import NUM_RECENT, Opponent, Pool, Snapshot, opponents_of
+from rllm_gym.callbacks.opponent_pool import NUM_RECENT, Opponent, Pool, Snapshot, parse_opponents
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.opponents import MovePlayer, WithMoves, check_agents
 from rllm_gym.tokens import ChatTokenizer
@@ -17,14 +17,14 @@ from tests.envs.toy_multi_agent import PassTheWord, TakeAway
 
 def test_every_kind_is_read():
     written = {"a": "self", "b": "random", "c": "expert", "d": {"frozen": "runs/x"}, "e": {"pool": {"every": 3}}}
-    assert opponents_of(written) == {
+    assert parse_opponents(written) == {
         "a": Opponent("self"),
         "b": Opponent("random"),
         "c": Opponent("expert"),
         "d": Opponent("frozen", source="runs/x"),
         "e": Opponent("pool", every=3, size=5, sampling="uniform"),
     }
-    assert opponents_of(None) == {}
+    assert parse_opponents(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_every_kind_is_read():
 )
 def test_anything_else_is_refused_in_one_line(spec, message):
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        opponents_of({"player_1": spec})
+        parse_opponents({"player_1": spec})
     assert str(caught.value).startswith("opponents: player_1:")
     assert "\n" not in str(caught.value)
 
@@ -116,13 +116,13 @@ def test_an_expert_says_one_thing_and_an_environment_without_one_is_refused():
 
 
 def test_opponents_are_agents_of_the_environment_and_leave_one_to_the_learner():
-    check_agents(opponents_of({"player_0": "self", "player_1": "random"}), TakeAway())
+    check_agents(parse_opponents({"player_0": "self", "player_1": "random"}), TakeAway())
     with pytest.raises(ConfigError, match=r"got 'player_2'\. Did you mean 'player_"):
-        check_agents(opponents_of({"player_2": "random"}), TakeAway())
+        check_agents(parse_opponents({"player_2": "random"}), TakeAway())
     with pytest.raises(ConfigError, match="one agent of TakeAway must be left to the learner"):
-        check_agents(opponents_of({"player_0": "random", "player_1": "expert"}), TakeAway())
+        check_agents(parse_opponents({"player_0": "random", "player_1": "expert"}), TakeAway())
     with pytest.raises(ConfigError, match=r"object has only one, got 'player_1'\. Leave opponents out\."):
-        check_agents(opponents_of({"player_1": "random"}), object())
+        check_agents(parse_opponents({"player_1": "random"}), object())
 
 
 def test_a_player_of_moves_takes_each_by_the_requests_seed(tiny_model):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rllm_gym.data import EpisodeRecord, TrajectoryWriter, records_of
+from rllm_gym.data import EpisodeRecord, TrajectoryWriter, make_records
 from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.types import AGENT, Episode, Stream, TaskGroup, Turn
@@ -52,7 +52,7 @@ def play(item, *, solves: bool, group=(0, 1, 0), member=0, seed=7, **fields) -> 
         info=info,
     )
     given = {"env_version": "v0", "train_step": group[1], "max_episode_steps": 9, "split": "train", **fields}
-    [record] = records_of(episode, **given)
+    [record] = make_records(episode, **given)
     return record
 
 

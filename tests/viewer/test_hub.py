@@ -182,18 +182,18 @@ def test_a_session_that_nobody_uses_makes_room(hub):
 
 @pytest.mark.slow
 def test_an_agent_that_plans_and_forgets_gives_the_record_that_training_would(hub):
-    from rllm_gym.data import records_of
-    from rllm_gym.rollout.environments import environments_of
+    from rllm_gym.data import make_records
+    from rllm_gym.rollout.environments import read_environments
     from rllm_gym.rollout.expert import ExpertPlayer
     from rllm_gym.tokens import chat_tokenizer
     from rllm_gym.types import TaskGroup
 
     agent = {"format": "function_call", "plan": True, "context": {"last_n_turns": 1}, "rewards": ["environment"]}
-    specs = environments_of("rllm_gym:rllm_gym/TextCraft-v0", {"agent": agent})
+    specs = read_environments("rllm_gym:rllm_gym/TextCraft-v0", {"agent": agent})
     player = ExpertPlayer(specs, chat_tokenizer(None), horizons=[20])
     [episode] = player.play([TaskGroup((1, 2, 3), "textcraft_141", 1)])
     player.close()
-    [stored] = records_of(episode, env_version="", train_step=None, max_episode_steps=20)
+    [stored] = make_records(episode, env_version="", train_step=None, max_episode_steps=20)
     hub = hub()
     id, record = hub.open(
         {**TEXTCRAFT, "item_id": "textcraft_141", "seed": episode.seed, "env_config": {"agent": agent}}

@@ -10,7 +10,7 @@ from rllm_gym.data.keep import Keep
 from rllm_gym.errors import ConfigError
 from rllm_gym.viewer.episode_index import Index
 from rllm_gym.viewer.one_file import choose
-from rllm_gym.viewer.rows import row_of
+from rllm_gym.viewer.rows import parse_row
 from tests.data.test_trajectories import record
 from tests.viewer.helpers import play, with_numbers, write_run
 
@@ -21,7 +21,7 @@ def rows_of(index):
 
 def test_a_row_says_of_a_record_what_the_record_says(tmp_path):
     whole = with_numbers(play(17, solves=True, group=(3, 5, 1), member=2), advantage=0.5, difference=0.1)
-    row = row_of(whole.model_dump_json().encode(), run=0, trial=0)
+    row = parse_row(whole.model_dump_json().encode(), run=0, trial=0)
     assert (row.env, row.item, row.category, row.success) == (whole.env_id, "textcraft_17", "depth_1", True)
     assert (row.total, row.turns, row.horizon) == (whole.total_reward, len(whole.turns), 9)
     assert row.tokens == sum(len(turn.action_ids) for turn in whole.turns)
@@ -31,7 +31,7 @@ def test_a_row_says_of_a_record_what_the_record_says(tmp_path):
 def test_numbers_within_a_text_are_not_taken_for_token_ids():
     text = 'the "logp":[1, 2] and \\"logp\\":[3]'
     whole = record(1, messages=[{"role": "user", "content": text}], info={"logp": [1.0]}, category='"logp":[1]')
-    assert row_of(whole.model_dump_json().encode(), run=0, trial=0).category == '"logp":[1]'
+    assert parse_row(whole.model_dump_json().encode(), run=0, trial=0).category == '"logp":[1]'
 
 
 def test_what_a_run_appends_and_seals_comes_once_and_keeps_its_id(tmp_path):
@@ -214,7 +214,7 @@ def test_an_export_takes_whole_groups_from_everywhere():
     for step in range(100):
         for member in range(4):
             line = record(step, group=[0, step, 0], member=member, train_step=step, episode_id=f"{step}-{member}")
-            rows.append(row_of(line.model_dump_json().encode(), run=0, trial=0))
+            rows.append(parse_row(line.model_dump_json().encode(), run=0, trial=0))
     kept = choose(rows, 42)
     steps = [rows[k].step for k in kept]
     assert len(kept) == 40 and all(steps.count(step) == 4 for step in steps)

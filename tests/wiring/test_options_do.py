@@ -23,7 +23,7 @@ from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import RllmGymError
 from rllm_gym.options.methods import METHODS
-from rllm_gym.options.table import options_of
+from rllm_gym.options.table import list_options
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from tests.conftest import CHATML
 from tests.wiring.harness import Maze, Run, run
@@ -379,8 +379,8 @@ def rows() -> list[Any]:
 def test_every_option_has_a_row():
     known = COMMON.keys() | RLLIBS_OWN.keys() | ELSEWHERE.keys()
     for method, (table, _) in METHODS.items():
-        family = POLICY_GRADIENT.keys() if "clip_low" in options_of(table) else OWN["SFT"].keys()
-        missing = options_of(table).keys() - known - family - OWN[method].keys() - {"top_p", "top_k"}
+        family = POLICY_GRADIENT.keys() if "clip_low" in list_options(table) else OWN["SFT"].keys()
+        missing = list_options(table).keys() - known - family - OWN[method].keys() - {"top_p", "top_k"}
         assert not missing, f"{method}: no row says what these change: {sorted(missing)}"
     for name, module in RLLIBS_OWN.items():
         source = inspect.getsource(module)

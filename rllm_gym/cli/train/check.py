@@ -30,11 +30,11 @@ from rllm_gym.errors import ConfigError, MachineError, nearest
 from rllm_gym.importing import import_object
 from rllm_gym.options.methods import METHODS, find_method
 from rllm_gym.options.rllib import ALIASES, unknown_option
-from rllm_gym.options.table import fill_table, options_of
+from rllm_gym.options.table import fill_table, list_options
 from rllm_gym.options.types import Count, CountOrZero
 from rllm_gym.options.values import takes_object, type_fault
 from rllm_gym.registration import normalize_env_id
-from rllm_gym.rollout.environments import ask_text_env, check_evaluation, environments_of, evaluated_splits
+from rllm_gym.rollout.environments import ask_text_env, check_evaluation, evaluated_splits, read_environments
 from rllm_gym.training.metrics import episode_metrics
 
 # The top-level keys of every result, for `stop`; the names below `env_runners/` and `evaluation/` are known as well.
@@ -161,7 +161,7 @@ def check_quickly(experiment: Experiment, faults: Faults) -> dict[str, Any]:
     table = METHODS[experiment.run].table if experiment.run in METHODS else None
     if table is not None:
         _check_has_env(experiment, table, faults)
-        _check_values(config, {name: option.hint for name, option in options_of(table).items()}, faults)
+        _check_values(config, {name: option.hint for name, option in list_options(table).items()}, faults)
     config["env"] = _env_id(experiment, faults)
     if table is not None:
         usable = {name: value for name, value in config.items() if name not in faults.suspects}
@@ -276,7 +276,7 @@ def _env_id(experiment: Experiment, faults: Faults) -> Any:
         return None
     try:
         if not isinstance(experiment.env, str):
-            environments_of(experiment.env, {})
+            read_environments(experiment.env, {})
             return experiment.env
         return normalize_env_id(experiment.env)
     except ConfigError as error:
@@ -403,7 +403,7 @@ def check_fully(
         faults.add(("run",), error)
         return None
     default = algorithm.get_default_config()
-    hints: dict[str, Any] = {name: option.hint for name, option in options_of(type(default)).items()}
+    hints: dict[str, Any] = {name: option.hint for name, option in list_options(type(default)).items()}
     is_own = experiment.run not in METHODS  # nothing was known of it before its code was loaded
     if is_own:
         # Its configuration may have options that are attributes and no more.

@@ -155,7 +155,7 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
     """Ask vLLM whether it takes a model with these options, and whether its cache fits; no weights are loaded."""
     try:
         with quiet():
-            from rllm_gym.rollout.engines.vllm import EngineArgs, reason_of
+            from rllm_gym.rollout.engines.vllm import EngineArgs, parse_reason
 
             args = EngineArgs(
                 model=model,
@@ -166,7 +166,7 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
             )
             args.create_model_config()
     except ValueError as error:
-        faults.add_between(("config", "max_model_len"), reason_of(error), code=FAILED)
+        faults.add_between(("config", "max_model_len"), parse_reason(error), code=FAILED)
         return []
     has_gpu, compilers = config.num_gpus_per_env_runner > 0, (os.environ.get("CC"), "cc", "gcc", "clang")
     if has_gpu and not any(name and shutil.which(name) for name in compilers):

@@ -104,21 +104,21 @@ def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Co
 
 def _first_prompt(spec: Any, chat: Any, settings: dict[str, Any]) -> FirstPrompt:
     from rllm_gym.rollout.env_pool import EnvPool
-    from rllm_gym.rollout.environments import item_ids_of, make_token_env
-    from rllm_gym.rollout.loop import seed_of
+    from rllm_gym.rollout.environments import list_item_ids, make_token_env
+    from rllm_gym.rollout.loop import derive_seed
     from rllm_gym.training.task_sampler import TaskSampler
 
     def make_env(env_index: int) -> Any:
         return make_token_env(spec, chat, stop=settings["stop"], in_process=settings["env_process"])
 
     [group] = TaskSampler(
-        [item_ids_of(spec, None)], [1.0], seed=settings["seed"] or 0, group_size=settings["group_size"]
+        [list_item_ids(spec, None)], [1.0], seed=settings["seed"] or 0, group_size=settings["group_size"]
     ).groups(0, 1)
     pool = EnvPool(make_env, num_envs=1, num_workers=1, timeout_s=settings["env_timeout_s"])
     try:
         slot = pool.acquire(0)
         assert slot is not None
-        pool.submit(slot, None, "reset", seed_of(*group.key), group.item_id)
+        pool.submit(slot, None, "reset", derive_seed(*group.key), group.item_id)
         [job] = pool.poll(None)
         if job.error is not None:
             return FirstPrompt(error=job.error, is_machines=job.error.startswith(f"{MachineError.__name__}:"))

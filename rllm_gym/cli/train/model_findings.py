@@ -18,8 +18,8 @@ from rllm_gym.cli.train.sampler_memory import (
     machine_bytes,
 )
 from rllm_gym.errors import ChatTemplateError, ConfigError
-from rllm_gym.models import attention_of
-from rllm_gym.tool_calls import parser_of
+from rllm_gym.models import choose_attention
+from rllm_gym.tool_calls import choose_parser
 
 TRAINED_BYTES = 16  # of a trained parameter: its weight and gradient, and the optimizer's float32 copies and moments
 LORA = {"r": 16}
@@ -58,7 +58,7 @@ def look_at_folder(folder: Path, config: Any) -> Iterator[Finding]:
 
 def _of_check(check: str, folder: Path, config: Any) -> str:
     if check == "kind of model":
-        return f"{_config_of(folder, config).model_type}, a causal language model that transformers knows"
+        return f"{_read_config(folder, config).model_type}, a causal language model that transformers knows"
     return {
         "quantization": "none",
         "files of weights": "there, and whole",
@@ -66,7 +66,7 @@ def _of_check(check: str, folder: Path, config: Any) -> str:
     }[check]
 
 
-def _config_of(folder: Path, config: Any) -> Any:
+def _read_config(folder: Path, config: Any) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
@@ -76,7 +76,7 @@ def _config_of(folder: Path, config: Any) -> Any:
 
 
 def _look_at_configuration(folder: Path, config: Any) -> Iterator[Finding]:
-    hf = _config_of(folder, config)
+    hf = _read_config(folder, config)
     text = hf.get_text_config()
     num_parameters = count_parameters(str(folder), config)
     written = str(getattr(text, "dtype", None) or "float32").removeprefix("torch.")
@@ -89,7 +89,7 @@ def _look_at_configuration(folder: Path, config: Any) -> Iterator[Finding]:
     )
     yield _look_at_length(text, config)
     yield from _look_at_memory(folder, config, num_parameters)
-    if attention := attention_of(hf):
+    if attention := choose_attention(hf):
         why = "its attention logits are held down"
         yield Finding("attention", "note", f"{attention}, for {why}: rows take more memory, and share no beginnings")
     if hf is not text:
@@ -163,7 +163,7 @@ def _look_at_learner_memory(config: Any, num_parameters: int, weights: int, room
 def _of_tools(chat: Any) -> str:
     if not chat.takes_tools:
         return "the template takes none: a system prompt lists an environment's functions"
-    parser = parser_of(chat)
+    parser = choose_parser(chat)
     if parser is None:
         return "the template takes them; it is not known what reads its calls"
     return f"the template takes them, and vLLM's parser {parser} reads its calls: agent: {{format: tools}}"

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.models import attention_of
+from rllm_gym.models import choose_attention
 from rllm_gym.rollout.engines import check_options, check_weight_names
 from rllm_gym.rollout.engines.token_versions import TokenVersions
 from rllm_gym.rotary import fix_rotary_frequencies
@@ -53,7 +53,7 @@ class TransformersEngine:
             lm: Any = AutoModelForCausalLM.from_pretrained(
                 model,
                 dtype=getattr(torch, dtype),
-                attn_implementation=attention_of(AutoConfig.from_pretrained(model, **trusts)),
+                attn_implementation=choose_attention(AutoConfig.from_pretrained(model, **trusts)),
                 **trusts,
             )
             lm.to(device)

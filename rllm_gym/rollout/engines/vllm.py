@@ -449,7 +449,7 @@ def _empty_model(model: str, trust_remote_code: bool) -> Any:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
-def reason_of(error: ValueError) -> str:
+def parse_reason(error: ValueError) -> str:
     """Return in one line why vLLM refuses a model or its options: pydantic writes many."""
     text = " ".join(str(error).split())
     text = text.partition("Value error, ")[2].partition(" [type=")[0] or text
@@ -497,7 +497,7 @@ def _build(args: EngineArgs) -> LLMEngine:
         with uncollected(), threads_shared(args.tensor_parallel_size * args.pipeline_parallel_size):
             engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
-        raise ConfigError(f"VLLMEngine: vLLM refuses its options. {reason_of(error)}") from error
+        raise ConfigError(f"VLLMEngine: vLLM refuses its options. {parse_reason(error)}") from error
     finally:
         # Workaround for vLLM 0.32: its CPU worker replaces it by a function that does nothing, for everybody in this
         # process. It may go once the worker binds its threads without that.

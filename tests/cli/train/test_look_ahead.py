@@ -111,12 +111,12 @@ def test_a_dry_run_counts_the_first_prompt_and_its_output_runs(tmp_path: Path) -
     # The first task of the run's seed, as the run itself would render it.
     import gymnasium
 
-    from rllm_gym.rollout.loop import seed_of
+    from rllm_gym.rollout.loop import derive_seed
     from rllm_gym.training.task_sampler import TaskSampler
 
     env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", depth=1)
     [group] = TaskSampler([env.unwrapped.item_ids], [1.0], seed=0, group_size=8).groups(0, 1)
-    tokens, _ = env.reset(seed=seed_of(*group.key, 0), options={"item_id": group.item_id})
+    tokens, _ = env.reset(seed=derive_seed(*group.key, 0), options={"item_id": group.item_id})
     assert f"# first prompt: {len(tokens)} tokens\n" in result.stdout
     # 2 (keys, values) x 4 layers x 2 heads x 64 x 4 bytes = 4 KiB a token; of 1 GiB, and 1024 an episode.
     assert "# key-value cache: 1.00 GiB for 262,144 tokens, 256.0 episodes of max_model_len\n" in result.stdout
