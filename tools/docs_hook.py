@@ -28,6 +28,14 @@ _SECTION = re.compile(r"([A-Z][\w ]*):")
 _ITEM = re.compile(r"(\*{0,2}\w[\w.`, ]*): (.*)")
 
 
+def on_config(config: Any) -> Any:
+    """List the methods' and the environments' pages in the menu."""
+    menu = {title: pages for section in config["nav"] for title, pages in section.items()}
+    for title, pages in (("Methods", method_pages()), ("Reference of the environments", environment_pages())):
+        menu[title] += [{text[2:].partition("\n")[0].removeprefix("rllm_gym/"): path} for path, text in pages.items()]
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages; MkDocs calls it before it reads any."""
     from mkdocs.structure.files import File
