@@ -27,6 +27,7 @@ def write_report(rows_file: Path, search_file: Path, images: Path) -> None:
         return
     check_comparable(rows)
     best_fixed = best_fixed_of(search)
+    images.mkdir(parents=True, exist_ok=True)
     for budget in BUDGETS:
         print_schedules(rows, budget)
         draw(rows, budget, images / f"curve_{budget}.png")
