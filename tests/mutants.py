@@ -47,6 +47,7 @@ VALUES, LOSSES = "tests/wiring/test_values.py", "algorithms/functional/losses.py
 SAMPLES = "rllm_gym/training/samples.py"
 METRICS, RECORDS = "rllm_gym/training/metrics.py", "rllm_gym/data/records.py"
 
+PAIRS = "tests/algorithms/test_all_pairs.py"
 TOOL_TESTS = "tests/envs/test_tools.py"
 PROGRAM, PROGRAM_TESTS = "envs/program", "tests/envs/test_program.py"
 GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gateway.py"
@@ -879,6 +880,49 @@ MUTANTS = [
         'metrics["horizon_fraction"] / failed',
         'metrics["horizon_fraction"] / metrics["success_rate"]',
         f"{VALUES} -k share_of_the_failures",
+    ),
+    # combinations of options
+    Mutant(
+        "a sequence's mean ratio is on every token",
+        LOSSES,
+        "log_ratio_BT = hide(mean_B1 + (log_ratio_BT - log_ratio_BT.detach()), mask_BT)",
+        "log_ratio_BT = log_ratio_BT.sum(1, keepdim=True).expand_as(mask_BT) / mask_BT.sum(1, keepdim=True)",
+        f"{PAIRS} -k GRPO-one",
+    ),
+    Mutant(
+        "the others' return holds no penalties",
+        SAMPLES,
+        "earned = {agent_id: stream.earnings(invalid_action_penalty)",
+        "earned = {agent_id: stream.earnings(0.0)",
+        f"{PAIRS} -k RLOO-two",
+    ),
+    Mutant(
+        "groups are dropped though filter_groups is off",
+        POLICY,
+        'if filter_groups == "off":',
+        'if filter_groups == "never":',
+        f"{PAIRS} -k PPO-one",
+    ),
+    Mutant(
+        "each context is a sequence of the average",
+        "rllm_gym/learner/batch.py",
+        'for number_B in (self.per_sample["sequence"], self.episode)',
+        "for number_B in (torch.arange(len(self.mask)), self.episode)",
+        f"{PAIRS} -k PPO-one",
+    ),
+    Mutant(
+        "a sequence's tokens are those of one context",
+        LOSSES,
+        "num_tokens_B = mask_BT.sum(1) if counts.sequence_tokens_B is None else counts.sequence_tokens_B",
+        "num_tokens_B = mask_BT.sum(1)",
+        f"{PAIRS} -k PPO-one",
+    ),
+    Mutant(
+        "a group of two falls in halves by seat",
+        "algorithms/group_relative.py",
+        "self.group_size != 2:",
+        "self.group_size != 1:",
+        f"{PAIRS} -k halves",
     ),
 ]
 
