@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rllm_gym.algorithms import policy_learner
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import best_and_worst, read_episodes
 from rllm_gym.training.recorded_samples import is_wanted
+from tests import plain_reference
 from tests.conftest import make_tokenizer
 from tests.wiring.harness import Run, callback, run
 
@@ -45,10 +47,10 @@ def reference_model(tmp_path_factory, tiny_model):
 
 
 def plain_loss(base_model, found: Run, config) -> tuple[torch.Tensor, torch.nn.Module]:
-    """The loss of a train step, from its samples, by loops and nothing but torch."""
+    """The loss of a train step, from its samples, by nothing but torch."""
     lm = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32).eval()
     reference = AutoModelForCausalLM.from_pretrained(config["reference"], dtype=torch.float32).eval()
-    total, num_tokens = torch.zeros(()), sum(int((sample.weight > 0).sum()) for sample in found.trained)
+    rows, columns, num_tokens = [], [], 0
     for sample in found.trained:
         ids = torch.as_tensor(sample.tokens)
         at = torch.as_tensor(sample.weight[1:] > 0)
@@ -56,15 +58,14 @@ def plain_loss(base_model, found: Run, config) -> tuple[torch.Tensor, torch.nn.M
         logp = all_logp.gather(-1, ids[1:, None])[:, 0][at]
         with torch.no_grad():
             ref = torch.log_softmax(reference(input_ids=ids[None]).logits[0, :-1] / config["temperature"], -1)
-        delta = ref.gather(-1, ids[1:, None])[:, 0][at] - logp
         entropy = -(all_logp.exp() * all_logp).sum(-1)[at]
-        ratio = (logp - torch.as_tensor(sample.old_logp[1:])[at]).exp()
-        advantage = torch.as_tensor(sample.advantage[1:])[at]
-        for r, a, d, h in zip(ratio, advantage, delta, entropy, strict=True):
-            clipped = r.clamp(1 - config["clip_low"], 1 + config["clip_high"])
-            kl = d.exp() - d - 1
-            total = total - torch.minimum(r * a, clipped * a) + config["kl_coeff"] * kl - config["entropy_coeff"] * h
-    return total / num_tokens, lm
+        old, ref = torch.as_tensor(sample.old_logp[1:])[at], ref.gather(-1, ids[1:, None])[:, 0][at]
+        columns.append(torch.stack([logp, old, ref, entropy]))
+        tokens = range(num_tokens, num_tokens := num_tokens + len(logp))
+        advantage = dict(zip(tokens, sample.advantage[1:][at.numpy()].tolist(), strict=True))
+        rows.append(plain_reference.Row(episode=sample.episode, contexts=[tokens], advantage=advantage))
+    of_run = SimpleNamespace(**config, kl_in="loss", ratio_level="token", loss_average="tokens", loss_constant=1)
+    return plain_reference.plain_loss(of_run, rows, *torch.cat(columns, 1)), lm
 
 
 @pytest.mark.parametrize(
