@@ -40,7 +40,8 @@ class PolicyGradientOptions(CommonOptions):
     ratio_level: Annotated[
         Literal["token", "sequence"],
         Doc(
-            "one probability ratio per `token` or per `sequence` (GSPO; GSPO-token where advantages differ within one)."
+            "one probability ratio per `token` or per `sequence`, the sampled tokens of one context (GSPO; GSPO-token "
+            "where advantages differ within one)."
         ),
     ] = "token"
     loss_average: Annotated[
