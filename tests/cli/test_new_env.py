@@ -88,7 +88,7 @@ def test_check_env_says_each_broken_rule_in_one_line_and_fails(calling_folder, m
     assert done.exit_code == 1
     broken = [line for line in done.stdout.splitlines() if line.startswith("BROKEN")]
     assert [line for line in broken if "'far too long' is not in UnicodeText(0, 9)" in line]
-    assert done.stderr == f"check-env: {len(broken)} of 14 rules are broken\n"
+    assert done.stderr == f"check-env: {len(broken)} of 15 rules are broken\n"
 
 
 @pytest.mark.parametrize(

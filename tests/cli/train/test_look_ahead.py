@@ -321,10 +321,10 @@ def test_a_file_for_another_machine_is_checked_without_what_this_one_lacks(
 def test_a_package_that_is_not_here_is_lacking_and_not_wrong(
     tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(spec: object) -> None:
+    def missing(spec: object, ask: object) -> None:
         raise MachineError("SciWorld-v0 needs the py4j package: pip install py4j.")
 
-    monkeypatch.setattr(check, "make_text_env", missing)
+    monkeypatch.setattr(check, "ask_text_env", missing)
     assert lack(dry_run(tmp_path, EXPERIMENT), tmp_path, code=2).startswith("x.yaml:3: SciWorld-v0 needs the py4j")
     assert "# not checked: " in dry_run(tmp_path, EXPERIMENT, "--elsewhere").stdout
 

@@ -164,7 +164,7 @@ CASES = {
         "{depth: 1}",
         "{item_ids: /dev/zero}",
         "x.yaml:7: TextCraftEnv: item_ids must be a list of ids, or a JSON or JSON Lines file that holds some; got "
-        "'/dev/zero', which cannot be read (it is no regular file). Correct it.",
+        "'/dev/zero', which cannot be read ('/dev/zero' is no regular file). Correct it.",
     ),
     "learning rate below 0": (
         "groups_per_step: 2",
