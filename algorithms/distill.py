@@ -153,7 +153,7 @@ def load_teacher(teacher: str, dtype: str, trust_remote_code: bool = False) -> A
 
 
 def is_of_a_run(teacher: str) -> bool:
-    """Return whether a teacher is a checkpoint, or a run's folder that has some, and not a model."""
+    """Return whether a teacher names a checkpoint or a folder of checkpoints; else it names a model."""
     folder = Path(teacher)
     return (folder.is_dir() and not (folder / "config.json").is_file()) or (folder / RLLIB_FILE).is_file()
 

@@ -1,4 +1,4 @@
-"""What not every file system can do: a lock that ends with its process, and a folder forced to the disk."""
+"""Locks that end with their process and folders forced to the disk, where the file system has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment's author says in an info: the documented keys by their types, and a copy of all the rest.
+"""Reads the info of an environment's author: the documented keys by their types, and a copy of all the rest.
 
 Every key but those that begin with `rllm_gym/` is the author's. A documented one of another type than its own is kept
 like any other, and never interpreted.

@@ -76,7 +76,7 @@ def register_multi_agent_env(id: str, env: str | Callable[..., Any], **kwargs: A
 
 
 def players_change_seats(env: Any) -> bool:
-    """Return whether players change seats from one episode of a group to the next, in what has an id or in a class."""
+    """Return whether an environment, given as an id or a class, seats its players anew in each episode of a group."""
     if isinstance(env, str):
         spec = gymnasium.registry.get(env.rpartition(":")[2])
         env = None if spec is None else spec.kwargs["env"] if spec.entry_point in FACTORIES else spec.entry_point

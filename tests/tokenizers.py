@@ -6,6 +6,8 @@ from functools import cache
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tools.packaged_models import GEMMA_TURNS
+
 # The split that Llama-3 and Qwen use before byte-level BPE: words take a leading space, line breaks stick together.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -61,18 +63,6 @@ QWEN3 = """\
 {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# Gemma: no system role, the assistant is called model, contents trimmed.
-GEMMA = """\
-{{- bos_token }}
-{%- for m in messages %}
-{%- if m.role == 'system' %}{{- raise_exception('System role not supported') }}{%- endif %}
-{%- set role = 'model' if m.role == 'assistant' else m.role %}
-{{- '<start_of_turn>' ~ role ~ '\\n' ~ (m.content | trim) ~ '<end_of_turn>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<start_of_turn>model\\n' }}
-{%- endif %}"""
-
 # Phi-3: its special tokens swallow the white space after them.
 PHI3 = """\
 {%- for m in messages %}
@@ -94,7 +84,7 @@ SHAPES: dict[str, tuple[str, list[str], list[str], str | None, str]] = {
         "<|begin_of_text|>",
         "<|end_of_text|>",
     ),
-    "gemma": (GEMMA, ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], [], "<bos>", "<eos>"),
+    "gemma": (GEMMA_TURNS, ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], [], "<bos>", "<eos>"),
     "phi3": (
         PHI3,
         ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"],

@@ -185,7 +185,7 @@ def parse_arguments(arguments: Any) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Return whether values are nested more than `MAX_DEPTH` deep."""
+    """Return whether a value has more than `MAX_DEPTH` levels of lists and objects."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         below = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]

@@ -156,7 +156,7 @@ class OpenEnvSession:
             raise EnvError(f"{self.url}: the session is lost ({type(error).__name__})") from error
 
     def _reply(self, result: Any) -> Reply:
-        """Return what a server answers; without a reward it earns nothing, which the last answer cannot mean.
+        """Return the step in a server's answer. One without a reward earns 0; the last answer must have a reward.
 
         Raises:
             EnvError: the end without a reward, or a reward or an end that is none.

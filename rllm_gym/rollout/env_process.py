@@ -11,11 +11,9 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -24,6 +22,7 @@ from typing import Any
 import cloudpickle
 
 from rllm_gym import errors
+from rllm_gym.child_process import end_with_parent, start_module
 from rllm_gym.errors import EnvError, describe
 from rllm_gym.infos import copy_info
 from rllm_gym.rollout.env_adapters import EnvStep, adapt_env, ignore
@@ -31,7 +30,6 @@ from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Logps, TokenIds
 
 CLOSE_TIMEOUT_S = 5.0  # for a process to end once its environment is closed
-PARENT_CHECK_S = 1.0
 NO_LIMITS: tuple[tuple[str, ...], int | None] = ((), None)  # texts that end a turn, and its most tokens
 
 
@@ -54,18 +52,7 @@ class EnvProcess:
         self._turn_limits = NO_LIMITS
         self._takes_logps = False
         self._logp: Logps | None = None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # A module of the user's own is found where this process finds it.
-            paths = os.pathsep.join(path for path in sys.path if path)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rllm_gym.rollout.env_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": paths},
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__,  # what the environment prints
-                process_group=0,  # Ctrl-C is for this process
-            )
+        self._process, ours = start_module("rllm_gym.rollout.env_process", stdout=sys.__stderr__)
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(cloudpickle.dumps(make_env))
 
@@ -158,13 +145,6 @@ def main(connection: Connection) -> None:
                 kind = type(error).__name__
                 answer = False, (kind, str(error) if kind in KINDS else describe(error))
             connection.send_bytes(_pickled(answer))
-    os.killpg(0, signal.SIGKILL)
-
-
-def end_with_parent(parent: int) -> None:
-    """End this process and what it has started when its parent is gone: nobody else would."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
     os.killpg(0, signal.SIGKILL)
 
 

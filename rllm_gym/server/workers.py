@@ -8,13 +8,12 @@ import itertools
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from rllm_gym.child_process import start_module
 from rllm_gym.errors import RllmGymError
 from rllm_gym.server.host import EnvHost
 
@@ -56,18 +55,7 @@ class ProcessWorker:
     """A worker in a process of its own."""
 
     def __init__(self, environments: Environments) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # A module of the user's own is found where this process finds it.
-            paths = os.pathsep.join(path for path in sys.path if path)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rllm_gym.server.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": paths},
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,  # what environments print
-                process_group=0,  # Ctrl-C is for the server
-            )
+        self._process, ours = start_module("rllm_gym.server.worker", stdout=sys.stderr)
         ours.sendall(json.dumps(environments).encode() + b"\n")
         ours.setblocking(False)
         self._socket = ours

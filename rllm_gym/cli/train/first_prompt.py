@@ -82,7 +82,7 @@ def _receive(connection: Connection, timeout_s: float, what: str) -> FirstPrompt
 
 
 def _reset_all(environments: list[Any], settings: dict[str, Any], connection: Connection) -> None:
-    from rllm_gym.rollout.env_process import end_with_parent
+    from rllm_gym.child_process import end_with_parent
 
     os.setsid()
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True, name="end-with-the-dry-run").start()
