@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import shutil
 import sys
@@ -156,6 +157,23 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="rg-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def no_logger_is_muted() -> Iterator[None]:
+    """Fail a test after which a logger of ours has another level: those that come later would read no warnings."""
+    levels = _levels()
+    yield
+    changed = {name: level for name, level in _levels().items() if level != levels.get(name, logging.NOTSET)}
+    for name in changed:
+        logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
+    assert not changed, f"left at another level: {changed}"
+
+
+def _levels() -> dict[str, int]:
+    """Return the levels of our loggers."""
+    loggers = logging.Logger.manager.loggerDict.items()
+    return {name: one.level for name, one in loggers if name.startswith("rllm_gym") and isinstance(one, logging.Logger)}
 
 
 @pytest.fixture(autouse=True)
