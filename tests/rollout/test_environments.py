@@ -7,7 +7,8 @@ import time
 
 import gymnasium
 import pytest
-from ray.tune.registry import _unregister_all, register_env
+from ray.tune import registry
+from ray.tune.registry import register_env
 
 from rllm_gym import register_text_env
 from rllm_gym.algorithms import GRPOConfig, SFTConfig
@@ -41,13 +42,13 @@ class Guess(gymnasium.Env):
 
 
 @pytest.fixture(autouse=True)
-def registered():
+def registered(monkeypatch):
+    """Register four for a test, and leave what other modules of tests registered at their import."""
+    monkeypatch.setattr(registry._global_registry, "_to_flush", dict(registry._global_registry._to_flush))
     register_env("guess", lambda config: Guess(**config))
     register_env("words", lambda config: SayTheWord(**config))
     register_env("other_words", lambda config: OtherWords(**config))
     register_env("deaf", lambda config: SayTheWord())  # takes what it is given, and draws from `train` all the same
-    yield
-    _unregister_all()
 
 
 def run(env, env_config=None, splits=("eval",), config_class=GRPOConfig, **options):
