@@ -4,9 +4,10 @@
     python -m benchmarks.distill learn FOLDER --seeds 0    # fewer
     python -m benchmarks.distill report FOLDER
 
-Both have the settings of `distill_tiny.yaml`; GRPO plays 8 tasks of 8 episodes a train step in place of 64 of one. A
-run's gain is the success of its last five train steps less that of its first five, up to the tokens that the shorter
-one of a seed has sampled. A row is appended to FOLDER/rows.jsonl as a run ends.
+Both have the settings of `distill_tiny.yaml`; GRPO has the quickstart's groups, 8 tasks of 8 episodes a train step in
+place of 64 of one, and its clipping and filter. A run's gain is the success of its last five train steps less that of
+its first five, up to the tokens that the shorter one of a seed has sampled. A row is appended to FOLDER/rows.jsonl as a
+run ends.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def config_of(arm: str, seed: int, folder: Path) -> Any:
     env, settings = settings_of(EXAMPLES / "textcraft" / "distill_tiny.yaml")
     settings |= {"seed": seed, "teacher": str(folder / "teacher")}
     if arm == "GRPO":
-        settings |= {"groups_per_step": 8, "group_size": 8}
+        quickstart = settings_of(EXAMPLES / "quickstart.yaml")[1]
+        names = ("groups_per_step", "group_size", "clip_low", "clip_high", "filter_groups")
+        settings |= {name: quickstart[name] for name in names}
         del settings["teacher"]
     return get_algorithm_class(arm).get_default_config().environment(env).update_from_dict(settings)
 
@@ -71,7 +74,7 @@ def main() -> None:
         command.add_argument("folder", type=Path)
         if name == "learn":
             command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-            command.add_argument("--steps", type=int, default=25)
+            command.add_argument("--steps", type=int, default=40)
             command.add_argument("--teacher-steps", type=int, default=85)
         if name == "one":
             command.add_argument("arm", choices=ARMS)
