@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 from jinja2 import ext, nodes, sandbox
 
-RENDER_S = 1.0  # of processor time; a long conversation takes milliseconds
+RENDER_S = 4.0  # of processor time; a long conversation takes milliseconds, Python's own collection of garbage a second
 MOST_CHARS = 20_000_000  # of one rendering, and of any text on the way
 MOST_ITEMS = 1_000_000  # of a list
 MOST_BITS = 10_000  # of a whole number

@@ -18,6 +18,7 @@ from rllm_gym.chat_template import compile_any, find_arguments, find_template, r
 from rllm_gym.errors import ChatTemplateError, ConfigError, nearest
 from rllm_gym.kept_spans import EncodedText, common_prefix, find_spans, first_token_at, sampled_tokens, splice
 from rllm_gym.models import resolve_tokenizer
+from rllm_gym.template_sandbox import TemplateBoundError
 from rllm_gym.tokenizer_files import load_with_transformers, read_tokenizer
 from rllm_gym.types import Message, TokenIds
 
@@ -517,26 +518,27 @@ class ChatTokenizer:
         return self._added[matched if matched in self._added else matched.strip()][0]
 
     def _find_system_role(self) -> bool:
-        try:
-            return _SENTINEL in self._render([_message("system", _SENTINEL), _message("user", "?")], True, [])
-        except TemplateError:
-            return False
+        return self._says([_message("system", _SENTINEL), _message("user", "?")])
 
     def _finds_parts(self) -> bool:
         """Return whether the template wants contents as lists of parts, as those of models with images do."""
         messages = [_message("user", _SENTINEL)]
-        try:
-            if _SENTINEL in self._render(messages, True, []):
-                return False
-        except TemplateError:
-            pass
+        if self._says(messages):
+            return False
         self._as_parts = True
         try:
-            return _SENTINEL in self._render(messages, True, [])
-        except TemplateError:
-            return False
+            return self._says(messages)
         finally:
             self._as_parts = False
+
+    def _says(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether the template takes the messages and writes the sentinel that stands in them."""
+        try:
+            return _SENTINEL in self._render(messages, True, [])
+        except TemplateBoundError:  # it would take as long with any others
+            raise
+        except TemplateError:
+            return False
 
     def _find_end_of_turn(self, ends: Sequence[int]) -> tuple[int, bool]:
         """Return the token that ends an assistant's turn, and whether the template writes it right after the content.
