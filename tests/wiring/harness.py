@@ -6,13 +6,11 @@ Building one takes half a second, so that every option can be tried.
 from __future__ import annotations
 
 import functools
-import threading
-import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -21,70 +19,19 @@ from ray.rllib.algorithms import algorithm as rllib_algorithm
 from ray.tune.registry import register_env
 
 from rllm_gym.algorithms.registry import get_algorithm_class
-from rllm_gym.envs.base import StepResult, TextEnv
 from rllm_gym.learner.deepspeed import DeepSpeedLearner
 from rllm_gym.rollout import policies
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import Completion, CompletionRequest
 from tests.in_process import Runners
+from tests.wiring.maze import make_maze
 
 COMPUTE_LOSS = DeepSpeedLearner._loss
 REPLIES = ("go", "left", "", "open the door", "look around you", "right", "take it")
 
 
-class Maze(TextEnv):
-    """Replies of various lengths earn various rewards; an empty one is invalid; "open" ends the episode with success.
-
-    Items of even number are the train split. `fail_items` fail at every reset; `reward` scales what is earned; `step_s`
-    is how long a step takes; after `fall_after` steps the episode ends anyhow. `threads` have made the steps of all
-    mazes.
-    """
-
-    threads: ClassVar[set[int]] = set()
-    name = "maze"
-    num_items = 12
-    default_system_prompt = "Find the way."
-
-    def __init__(
-        self,
-        *,
-        fail_items: Sequence[int] = (),
-        reward: float = 1.0,
-        step_s: float = 0.0,
-        fall_after: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.fail_items, self.reward, self.step_s, self.fall_after = fail_items, reward, step_s, fall_after
-        super().__init__(**kwargs)
-
-    def split_indices(self, split: str) -> list[int]:
-        return [i for i in range(self.num_items) if split == "all" or (i % 2 == 1) == (split == "eval")]
-
-    @property
-    def category(self) -> str:
-        return "maze"
-
-    def reset_item(self, index: int) -> str:
-        if index in self.fail_items:
-            raise RuntimeError(f"item {index} is broken")
-        self._steps = 0
-        return f"Room {index}."
-
-    def act(self, action: str) -> StepResult:
-        self._steps += 1
-        self.threads.add(threading.get_ident())
-        time.sleep(self.step_s)
-        self.is_success = action.startswith("open")
-        reply = "The end." if self.is_success else f"You are at {self._steps}."
-        is_over = self.is_success or self._steps == self.fall_after
-        return StepResult(reply, self.reward * len(action) / 20, is_over, is_invalid=not action.strip())
-
-    def expert_action(self) -> str:
-        return "open the door"
-
-
-register_env("maze", lambda config: Maze(**config))
+register_env("maze", make_maze)
 
 
 class Recorder(ScriptedEngine):

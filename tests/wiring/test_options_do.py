@@ -26,7 +26,8 @@ from rllm_gym.options.methods import METHODS
 from rllm_gym.options.table import list_options
 from rllm_gym.rollout.env_runner import LLMEnvRunner
 from tests.conftest import CHATML
-from tests.wiring.harness import Maze, Run, run
+from tests.wiring.harness import Run, run
+from tests.wiring.maze import Maze
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CALLED: list[str] = []

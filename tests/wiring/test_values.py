@@ -16,7 +16,8 @@ from rllm_gym.types import Episode, Sample, Stream, TaskGroup, Turn
 from tests.envs.toy_multi_agent import TakeAway
 from tests.learner.learner_helpers import make_config, make_group, make_samples, update
 from tests.wiring import harness
-from tests.wiring.harness import Maze, run
+from tests.wiring.harness import run
+from tests.wiring.maze import Maze
 
 pytestmark = pytest.mark.promise
 
