@@ -15,6 +15,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.spaces.repeated import Repeated
 
 from rllm_gym.algorithms.offline_learner import OfflineLearner
+from rllm_gym.callbacks.horizon_schedules import last_horizon
 from rllm_gym.data import EpochOrder, SampleFile
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
@@ -165,14 +166,15 @@ class OfflineAlgorithm(LLMAlgorithm):
         config = self.config
         environments = config.environments
         if split is not None:
-            environments = [spec.with_split(split) for spec in environments]
+            environments = [spec.with_split(split) for spec in config.evaluation_environments]
         tasks = TaskSampler(
             [list_item_ids(spec, None) for spec in environments],
             [spec.weight for spec in environments],
             seed=config.seed or 0,
             group_size=1,
         )
-        horizons = [schedule.last for schedule in config.horizon_schedules.values()]
+        schedules = config.horizon_schedules
+        horizons = [last_horizon(schedules, spec.name) for spec in environments]
         player = ExpertPlayer(
             environments,
             maker.chat,

@@ -16,16 +16,16 @@ from rllm_gym.tokens import ChatTokenizer
 class ExactGames(RLlibCallback):
     """Adds `nash_conv`, `exploitability`, `illegal_probability` and `method` to an evaluation's results.
 
-    It acts where an environment is a game whose optimal play is known (`rllm_gym.games`), on every policy that is
-    trained. Several games or policies have their results below `games/<environment>/<policy>`. Every `LLMConfig`
-    algorithm runs this callback.
+    It acts where an environment that is evaluated is a game whose optimal play is known (`rllm_gym.games`), on every
+    policy that is trained. Several games or policies have their results below `games/<environment>/<policy>`. Every
+    `LLMConfig` algorithm runs this callback.
     """
 
     def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any], **kwargs: Any) -> None:
         config = algorithm.config
         found = {
             (spec.name, module_id): result
-            for spec in config.environments
+            for spec in config.evaluation_environments
             if (game := game_of(spec.env)) is not None
             for module_id in sorted(config.policies)
             if config.is_trained(module_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
@@ -87,6 +88,13 @@ class AdaptiveSchedule:
 
 
 Schedule: TypeAlias = HorizonSchedule | AdaptiveSchedule
+
+
+def last_horizon(schedules: Mapping[str, Schedule], name: str) -> int | None:
+    """Return an environment's horizon at the end of training; of one that is only evaluated, the longest of all."""
+    last = {of_env: schedule.last for of_env, schedule in schedules.items()}
+    return last[name] if name in last else max(last.values(), key=lambda horizon: horizon or math.inf)
+
 
 _KEYS = {
     "fixed": ("type", "horizons"),

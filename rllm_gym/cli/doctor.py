@@ -100,7 +100,7 @@ def _look_at_first_prompt(config: Any) -> Iterator[Any]:
     from rllm_gym.cli.train.first_prompt import first_prompts
     from rllm_gym.cli.train.model_findings import Finding
 
-    for spec, found in zip(config.environments, first_prompts(config), strict=False):
+    for spec, found in zip(config.all_environments, first_prompts(config), strict=False):
         if found.num_tokens is None:
             yield Finding("first prompt", "wrong", f"{spec.name}: {found.error}")
             continue

@@ -10,10 +10,11 @@ from rllm_gym.checkpoints import module_folder, read_config
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.export import choose_policy, load_policy, policy_ids
 from rllm_gym.evaluation.panel import Panel
-from rllm_gym.evaluation.policy import Policy, find_policy, playing_config
+from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, set_environments
 from rllm_gym.games.measure import completed_by, measure
 from rllm_gym.games.nash import rules_of
 from rllm_gym.games.questions import ENVIRONMENTS, game_of
+from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import DEFAULT_MODULE, SamplingParams
 
@@ -116,7 +117,8 @@ def _measured(
     if not config.evaluation_game_samples:
         return None
     playing = config.copy(copy_frozen=False)
-    playing.env, playing.env_config = f"rllm_gym/{ENVIRONMENTS[game][0]}", dict(env_config)
+    name = ENVIRONMENTS[game][0]
+    set_environments(playing, [EnvironmentSpec(name, f"rllm_gym/{name}", env_config)])
     playing.evaluation_splits, playing.scaling_inter = ("train",), None
     if policy.checkpoint is None:
         algo = algorithm(config=playing)

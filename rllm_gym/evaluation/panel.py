@@ -117,7 +117,7 @@ def make_panel(
     found: Sequence[ItemId] | None = item_ids
     if item_ids is None:
         found = list_item_ids(spec, split)
-        item_ids = [group.item_id for group in evaluation_groups([found], num_tasks, seed=seed)]
+        item_ids = [group.item_id for group in evaluation_groups({0: found}, num_tasks, seed=seed)]
     # What selects tasks has done so, unless the environment draws them by the seed.
     selection = SELECTION if found is not None else ()
     env_config = {key: value for key, value in spec.with_split(split).env_config.items() if key not in selection}

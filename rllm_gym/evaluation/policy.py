@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rllm_gym.checkpoints import MANIFEST, read_config, resolve_checkpoint
 from rllm_gym.errors import ConfigError
+from rllm_gym.rollout.environments import EnvironmentSpec, ask_text_env, change_environments, check_evaluation
 
 
 @dataclass(frozen=True)
@@ -119,23 +120,17 @@ def sampled_policy(policy: Policy, config: Any) -> Policy:
 def with_environment(
     config: Any, who: str, *, env: str | None, env_config: Mapping[str, Any] | None, split: str
 ) -> None:
-    """Set the environments of a configuration: the trained ones, or another.
+    """Set the environments of a configuration: those that its run evaluates on, or another.
 
     Args:
-        env: another environment's id; the trained one's `env_config` then does not apply.
+        env: another environment's id; the run's `env_config` then does not apply.
         env_config: keys to add to or replace in `env_config`.
         split: what will be evaluated; it is checked by making the environment once.
 
     Raises:
         ConfigError: the environment cannot be made, or the split holds what is trained on.
     """
-    from rllm_gym.registration import normalize_env_id
-    from rllm_gym.rollout.environments import ask_text_env, check_evaluation
-
-    env_id = normalize_env_id(env) if env else config.env
-    kept = config.env_config if env_id == config.env else {}
-    # RLlib's environment() would merge the dictionaries.
-    config.env, config.env_config = env_id, {**kept, **(env_config or {})}
+    set_environments(config, change_environments(config.evaluation_environments, env, env_config or {}))
     if config.env is None:
         raise ConfigError(f"evaluate: needs an environment; {who} has none of its own. Name it with --env.")
     config.evaluation_splits = (split,)
@@ -145,3 +140,16 @@ def with_environment(
         check_evaluation(config)
     except (ConfigError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
+
+
+def set_environments(config: Any, environments: Sequence[EnvironmentSpec]) -> None:
+    """Let a configuration play these environments, and evaluate on no others."""
+    if len(environments) == 1:  # a name given to ray.tune.register_env may stand alone only
+        env, env_config = environments[0].env, dict(environments[0].env_config)
+    else:
+        env = [{"id": spec.env, "env_config": dict(spec.env_config), "name": spec.name} for spec in environments]
+        env_config = {}
+    # RLlib's environment() would merge the dictionaries.
+    config.env, config.env_config = env, env_config
+    sampling = {k: v for k, v in (config.evaluation_config or {}).items() if k not in ("env", "env_config")}
+    config.evaluation_config = sampling or None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rllm_gym.callbacks.horizon_schedules import last_horizon
 from rllm_gym.checkpoints import read_config, read_protocol
 from rllm_gym.data import EpisodeRecord, Recorder, read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
@@ -21,6 +22,7 @@ from rllm_gym.evaluation.policy import (
     find_policy,
     playing_config,
     sampled_policy,
+    set_environments,
     with_environment,
 )
 from rllm_gym.evaluation.report import Outcome, count_outcome, make_report, markdown_table, measures_table
@@ -92,7 +94,8 @@ def plan_evaluation(
     """Check what an evaluation is asked to play, and return the plan.
 
     Args:
-        envs: (environment's id, keys of its `env_config`); none means what the policy was trained on.
+        envs: (environment's id, keys of its `env_config`); none means what the policy's run evaluates on, which is what
+            it was trained on unless its `evaluation_config` says otherwise.
         panels: play these, and nothing of `envs` to `greedy`.
         split: of the environments' tasks.
         num_tasks: of each environment.
@@ -111,10 +114,11 @@ def plan_evaluation(
         panels = []
         for env, env_config in envs or [(None, {})]:
             _, trained = playing_config(policy, config)
+            schedules = trained.horizon_schedules
             with_environment(trained, policy.name, env=env, env_config=env_config, split=split)
             sampling = trained.greedy_params if greedy else trained.evaluation_params
             for spec in trained.environments:
-                turns = horizon or trained.horizon_schedules[spec.name].last
+                turns = horizon or last_horizon(schedules, spec.name)
                 if turns is None and policy.checkpoint is None:
                     raise ConfigError(f"evaluate: {spec.name} needs a horizon; got none. Set --horizon.")
                 panels.append(
@@ -168,7 +172,7 @@ def _play_on(config: Any, panels: Sequence[Panel]) -> None:
     for name, value in panels[0].template.items() if panels else ():
         setattr(config, name, value)
     names = Counter(panel.spec.name for panel in panels)
-    entries = []
+    specs = []
     for panel in panels:
         if panel.sampling.max_new_tokens >= config.max_model_len:
             raise ConfigError(
@@ -176,11 +180,8 @@ def _play_on(config: Any, panels: Sequence[Panel]) -> None:
                 f"got {config.max_model_len}. Raise it: --config '{{\"max_model_len\": ...}}'."
             )
         name = panel.spec.name if names[panel.spec.name] == 1 else f"{panel.spec.name}-{panel.hash[:8]}"
-        entries.append({"id": panel.env, "env_config": dict(panel.env_config), "name": name})
-    if len(panels) == 1:  # a name given to ray.tune.register_env may stand alone only
-        config.env, config.env_config = panels[0].env, dict(panels[0].env_config)
-    else:
-        config.env, config.env_config = entries, {}
+        specs.append(replace(panel.spec, name=name))
+    set_environments(config, specs)
     # The panels say what is played, and each its horizon.
     config.evaluation_splits, config.scaling_inter, config.max_episode_steps = ("train",), None, None
 

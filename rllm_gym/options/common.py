@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import Doc, TypedDict
 
-from rllm_gym.callbacks.horizon_schedules import Schedule, parse_schedules
+from rllm_gym.callbacks.horizon_schedules import Schedule, last_horizon, parse_schedules
 from rllm_gym.callbacks.opponent_pool import Opponent
-from rllm_gym.errors import nearest
+from rllm_gym.errors import ConfigError, nearest
 from rllm_gym.options.rllib import RLlibOptions
 from rllm_gym.options.table import OptionTable, faults_raised_by
 from rllm_gym.options.types import Count, CountOrZero, Fraction, NonNegative, Positive
 from rllm_gym.rollout.engines import ONLY_PLAYS, check_engine
-from rllm_gym.rollout.environments import EnvironmentSpec, read_environments
+from rllm_gym.rollout.environments import EnvironmentSpec, change_environments, read_environments
 from rllm_gym.types import DEFAULT_MODULE, Engine
 
 
@@ -265,8 +265,33 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
 
     @property
     def environments(self) -> list[EnvironmentSpec]:
-        """The run's environments; a task group's `env_index` counts them."""
+        """The environments that the run trains on."""
         return read_environments(self.env, self.env_config or {})
+
+    @property
+    def evaluation_environments(self) -> list[EnvironmentSpec]:
+        """Those that it evaluates on: the same, unless `evaluation_config` says otherwise.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        changes = self.evaluation_config or {}
+        try:
+            return change_environments(self.environments, changes.get("env"), changes.get("env_config") or {})
+        except ConfigError as error:
+            raise ConfigError(f"{self.who}: evaluation_config: {error}") from error
+
+    @property
+    def all_environments(self) -> list[EnvironmentSpec]:
+        """Both, those of training first; a task group's `env_index` counts them."""
+        trained = self.environments
+        return trained + [spec for spec in self.evaluation_environments if spec not in trained]
+
+    @property
+    def last_horizons(self) -> dict[str, int | None]:
+        """The horizons of the environments that are evaluated, by their names, as they are at the end of training."""
+        schedules = self.horizon_schedules
+        return {spec.name: last_horizon(schedules, spec.name) for spec in self.evaluation_environments}
 
     @property
     def horizon_schedules(self) -> dict[str, Schedule]:
@@ -296,6 +321,13 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
     def faults(self) -> Iterator[str]:
         yield from super().faults()
         yield from faults_raised_by(lambda: self.horizon_schedules)
+        if self.env is None and {"env", "env_config"} & set(self.evaluation_config or {}):
+            yield (
+                f"{self.who}: evaluation_config changes the environment of a run that has one; got "
+                f"{self.evaluation_config!r} without env. Set env."
+            )
+        else:
+            yield from faults_raised_by(lambda: self.evaluation_environments)
         if self.has_env_runners and self.num_env_runners < 1:
             yield f"{self.who}: num_env_runners must be at least 1; got {self.num_env_runners}."
         if self.trains and isinstance(self.engine, str) and self.engine in ONLY_PLAYS:

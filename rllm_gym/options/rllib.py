@@ -16,7 +16,7 @@ Callback = Callable | list[Callable] | None
 
 
 class EvaluationConfig(TypedDict, total=False):
-    """Sampling options that evaluations may change."""
+    """Options that evaluations may change: of sampling, and the environment."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
@@ -25,6 +25,8 @@ class EvaluationConfig(TypedDict, total=False):
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: CountOrZero
     max_new_tokens: Count
+    env: Any
+    env_config: dict
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -94,7 +96,10 @@ class RLlibOptions(OptionTable):
     evaluation_duration: Annotated[Count, Doc("episodes of each split.")] = 100
     evaluation_config: Annotated[
         EvaluationConfig | None,
-        Doc("what evaluations sample otherwise than training does; `explore: false` takes the likeliest token."),
+        Doc(
+            "what evaluations do otherwise than training. `explore: false` takes the likeliest token; `env` is another "
+            "environment, or a list, with an `env_config` of its own; `env_config` alone changes the run's."
+        ),
     ]
     custom_evaluation_function: Annotated[
         Callable | None, Doc("called with the algorithm and its EnvRunnerGroup in place of the evaluation.")

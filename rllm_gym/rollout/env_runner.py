@@ -129,7 +129,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code).get_text_config().vocab_size
         )
         self.chat = ChatTokenizer(model, vocab_size=vocab_size, **config.chat_options)
-        self.environments = config.environments
+        self.environments = config.all_environments
         # A checkpoint of an earlier version has neither.
         self._stop, self._has_env_processes = getattr(config, "stop", None), getattr(config, "env_process", False)
         # Read once: the configuration makes them anew each time.
@@ -238,7 +238,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
     def item_ids(self, env_index: int, split: str | None = None) -> Sequence[str] | None:
         """Return the ids of an environment's tasks of `split`, see `rllm_gym.rollout.environments.list_item_ids`."""
-        return list_item_ids(self.config.environments[env_index], split)
+        return list_item_ids(self.environments[env_index], split)
 
     # --- sampling ---
 
@@ -264,7 +264,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             groups = [TaskGroup((self.config.seed or 0, 2**31 + first + k), None, 1) for k in range(num_episodes or 1)]
         if max_episode_steps is None:
             max_episode_steps = {name: s.horizon(0) for name, s in self.config.horizon_schedules.items()}
-        horizons = resolve_horizons(max_episode_steps, self.environments)
+        horizons = resolve_horizons(max_episode_steps, self.config.environments)
         params = self.config.greedy_params if explore is False else None
         finished = self._play(list(groups), horizons, params)
         return [self.to_rllib(episode) for group in finished for episode in group.episodes]
@@ -371,9 +371,11 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self, groups: Sequence[TaskGroup], max_episode_steps: Mapping[str, int | None], params: SamplingParams | None
     ) -> None:
         self.num_groups_sampled += len(groups)
-        horizons = [max_episode_steps[environment.name] for environment in self.environments]
-        for environment, horizon in zip(self.environments, horizons, strict=True):
-            if horizon is None and environment.rewrites_history:
+        # Those that are not played need none: training says nothing of what is only evaluated.
+        horizons = [max_episode_steps.get(environment.name) for environment in self.environments]
+        for env_index in {group.env_index for group in groups}:
+            environment = self.environments[env_index]
+            if max_episode_steps[environment.name] is None and environment.rewrites_history:
                 raise ConfigError(
                     f"{environment.name}: an agent whose context is not full, or a program, needs a horizon: nothing "
                     "else bounds its episodes; got none. Set max_episode_steps or scaling_inter."

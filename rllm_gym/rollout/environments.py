@@ -102,6 +102,28 @@ def read_environments(env: Any, env_config: Mapping[str, Any]) -> list[Environme
     return specs
 
 
+def change_environments(
+    environments: Sequence[EnvironmentSpec], env: Any, env_config: Mapping[str, Any]
+) -> list[EnvironmentSpec]:
+    """Return environments as an `evaluation_config` changes them.
+
+    Args:
+        env: another environment, or a list, to which what the others have as `env_config` does not apply; None, or the
+            only one's own id, is the same.
+        env_config: keys to add to or replace in theirs; of another environment all keys.
+
+    Raises:
+        ConfigError: as `read_environments`, and for an unknown id.
+    """
+    if env is None or [_as_known(spec.env) for spec in environments] == [_as_known(env)]:
+        return [replace(spec, env_config={**spec.env_config, **env_config}) for spec in environments]
+    return read_environments(_as_known(env), env_config)
+
+
+def _as_known(env: Any) -> Any:
+    return _known_id(env) if isinstance(env, str) else env
+
+
 def _parse_spec(who: str, entry: Any, defaults: Mapping[str, Any]) -> EnvironmentSpec:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("id"), str):
         raise ConfigError(f"{who}: must be a mapping with an id, such as {{id: rllm_gym/TextCraft-v0}}; got {entry!r}.")
@@ -247,7 +269,8 @@ def list_item_ids(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | N
 def check_evaluation(config: Any) -> None:
     """Make sure that no evaluation plays tasks that are trained on, but for those of the split `train`.
 
-    Makes the environments of a run once for each split, at the text level; nothing where only `train` is evaluated.
+    Makes the environments of a run once, and those that it evaluates on once for each split, at the text level; nothing
+    where only `train` is evaluated.
 
     Raises:
         ConfigError: `item_ids`, which hold for all splits; an environment without item ids, whose tasks cannot be told
@@ -256,17 +279,17 @@ def check_evaluation(config: Any) -> None:
     held_out = [split for split in evaluated_splits(config) if split != TRAIN]
     if config.env is None or not held_out:
         return
-    environments = config.environments
-    for spec in environments:
-        if spec.env_config.get("item_ids") is not None:
+    environments, evaluated = config.environments, config.evaluation_environments
+    for spec in evaluated:
+        if spec in environments and spec.env_config.get("item_ids") is not None:
             raise ConfigError(
                 f"{spec.name}: item_ids in env_config hold for every split, so that evaluation would play what is "
                 f"trained on; got them with evaluation on {', '.join(held_out)}. Use splits: {{train: ..., eval: ...}} "
                 "in place of item_ids, or evaluate on train."
             )
     trained = {spec.name: _load_tasks(spec) for spec in environments}
-    for spec, split in itertools.product(environments, held_out):
-        if trained[spec.name].item_ids is None:
+    for spec, split in itertools.product(evaluated, held_out):
+        if (trained[spec.name] if spec in environments else _load_tasks(spec)).item_ids is None:
             raise ConfigError(
                 f"{spec.name}: evaluation on another split than train needs item_ids, by which its tasks are played; "
                 f"got {split!r}, and an environment without item_ids. Give it some, or evaluate on train."

@@ -104,9 +104,8 @@ class EpisodeCallbacks:
         self._runner, self._config, self._callbacks, self._to_rllib = runner, runner.config, callbacks, to_rllib
 
     def environment_created(self, env: Any, env_index: int) -> None:
-        context = EnvContext(
-            dict(self._config.environments[env_index].env_config), worker_index=self._runner.worker_index
-        )
+        env_config = dict(self._runner.environments[env_index].env_config)
+        context = EnvContext(env_config, worker_index=self._runner.worker_index)
         self._make("on_environment_created", lambda: {"env": env, "env_context": context})
 
     def episode_started(self, episode: Episode, observations: Mapping[str, TokenIds]) -> None:

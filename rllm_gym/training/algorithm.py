@@ -117,7 +117,7 @@ class LLMAlgorithm(Algorithm):
         return Samplers(
             self.env_runner_group,
             who=type(self).__name__,
-            environments=self.environments,
+            environments=config.all_environments,
             env_timeout_s=config.env_timeout_s,
             max_failed_fraction=config.max_failed_fraction,
             restore_timeout_s=config.env_runner_restore_timeout_s,
@@ -265,7 +265,8 @@ class LLMAlgorithm(Algorithm):
         if not self.config.save_trajectories:
             return
         if self._recorder is None:
-            self._recorder = Recorder(self.trajectories_path, self.environments, self.config.kept_episodes)
+            environments = self.config.all_environments
+            self._recorder = Recorder(self.trajectories_path, environments, self.config.kept_episodes)
         self._recorder.append(episodes, samples, train_step=step, split=split)
 
     @property
@@ -282,9 +283,8 @@ class LLMAlgorithm(Algorithm):
         statistics = episode_metrics(played, failed, only_playing=only_playing)
         self.metrics.log_dict({**statistics, "by_role": metrics_by_role(played)}, key=ENV_RUNNER_RESULTS, window=1)
         if len(self.environments) > 1:
-            by_env = metrics_by_env(
-                played, failed, [spec.name for spec in self.environments], only_playing=only_playing
-            )
+            names = {k: spec.name for k, spec in enumerate(self.environments)}
+            by_env = metrics_by_env(played, failed, names, only_playing=only_playing)
             for name, of_env in by_env.items():
                 of_env["max_episode_steps"] = self.horizons[name] or 0
             self.metrics.log_dict(by_env, key=(ENV_RUNNER_RESULTS, "by_env"), window=1)
@@ -349,7 +349,9 @@ class LLMAlgorithm(Algorithm):
         if self.training_iteration > 0 or not (config.evaluation_interval and config.evaluation_on_start):
             return
         if self.evaluation_on_start is None:
-            tell(f"evaluating before the first train step, on {', '.join(config.evaluation_splits)}")
+            names = [spec.name for spec in config.evaluation_environments if spec not in self.environments]
+            of_others = f" of {', '.join(names)}" if names else ""
+            tell(f"evaluating before the first train step, on {', '.join(config.evaluation_splits)}{of_others}")
             self.evaluation_on_start = self.evaluate()
             tell(f"before training: {success_by_split(self.evaluation_on_start)}")
 

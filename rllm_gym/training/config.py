@@ -174,6 +174,8 @@ class LLMConfig(StrictConfig, CommonOptions):
     def evaluation_params(self) -> SamplingParams:
         """Those of training, as `evaluation_config` changes them."""
         changes: dict[str, Any] = dict(self.evaluation_config or {})
+        for name in ("env", "env_config"):
+            changes.pop(name, None)
         explores = changes.pop("explore", True)
         params = dataclasses.replace(self.sampling_params, **changes)
         return params if explores else dataclasses.replace(params, temperature=0.0, top_p=1.0, top_k=0)

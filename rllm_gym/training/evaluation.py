@@ -42,28 +42,30 @@ class Evaluation:
     ) -> tuple[dict[str, Any], list[Episode]]:
         """Play `num_episodes` episodes over a split's tasks, as evenly as can be; all seeds come from `seed`.
 
-        Of several environments each plays as many.
+        Of several environments each plays as many. They are those of training, or those of `evaluation_config`.
 
         Args:
             horizon: in turns; None is the last stage's horizon.
             params: how to sample; None is as `evaluation_config` says.
 
         Returns:
-            (metrics, episodes); metrics are those of `env_runners/` and `horizon`.
+            (metrics, episodes); metrics are those of `env_runners/` and `horizon`, and `by_env` where the environments
+            are several or others than those of training.
         """
-        schedules = self._config.horizon_schedules
-        horizons = {name: schedule.last if horizon is None else horizon for name, schedule in schedules.items()}
-        items = [self._samplers.item_ids(env_index, split) for env_index in range(len(schedules))]
+        config, environments = self._config, self._config.evaluation_environments
+        horizons = {name: last if horizon is None else horizon for name, last in config.last_horizons.items()}
+        names = {config.all_environments.index(spec): spec.name for spec in environments}
+        items = {env_index: self._samplers.item_ids(env_index, split) for env_index in names}
         groups = evaluation_groups(items, num_episodes, seed=seed)
-        params = params or self._config.evaluation_params
+        params = params or config.evaluation_params
         episodes, failed = self._samplers.sample(groups, horizons=horizons, params=params)
         _name_after(split, [*episodes, *failed])
         self._record([*episodes, *failed], split)
         self._samplers.check_failures(episodes, failed)
         metrics: dict[str, Any] = episode_metrics(episodes, failed)
         metrics["horizon"] = max(of_env or 0 for of_env in horizons.values())
-        if len(schedules) > 1:
-            metrics["by_env"] = metrics_by_env(episodes, failed, list(schedules))
+        if len(environments) > 1 or environments != config.environments:
+            metrics["by_env"] = metrics_by_env(episodes, failed, names)
         if by_role := metrics_by_role(episodes):
             metrics["by_role"] = by_role
         return metrics, episodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,11 +95,11 @@ BY_ENV = (
 
 
 def metrics_by_env(
-    episodes: list[Episode], failed: list[Episode], names: Sequence[str], *, only_playing: Collection[str] = ()
+    episodes: list[Episode], failed: list[Episode], names: Mapping[int, str], *, only_playing: Collection[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Return {environment's name: the main numbers of its episodes}; `names` are in the order of `env_index`."""
+    """Return {environment's name: the main numbers of its episodes}; `names` are by `env_index`."""
     out = {}
-    for k, name in enumerate(names):
+    for k, name in names.items():
         of_env = episode_metrics(
             [episode for episode in episodes if episode.group.env_index == k],
             [episode for episode in failed if episode.group.env_index == k],

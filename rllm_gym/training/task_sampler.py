@@ -148,15 +148,17 @@ class DifficultySampler:
 
 
 def evaluation_groups(
-    item_ids: Sequence[Sequence[str | int | None] | None], num_episodes: int, *, seed: int
+    item_ids: Mapping[int, Sequence[str | int | None] | None], num_episodes: int, *, seed: int
 ) -> list[TaskGroup]:
     """Return groups of one episode: `num_episodes` over each environment's tasks, as evenly as can be.
+
+    `item_ids` are by `env_index`; None lets the environment draw a task by the episode's seed.
 
     Where players change seats, they do so from a task to the next, and each time that a task is played again: a
     multiple of tasks times seats plays every task from every seat equally often.
     """
     groups: list[TaskGroup] = []
-    for env_index, ids in enumerate(item_ids):
+    for env_index, ids in item_ids.items():
         items: Sequence[str | int | None] = ids or [None]
         order = np.random.default_rng(seed).permutation(len(items))
         groups += [

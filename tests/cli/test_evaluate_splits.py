@@ -9,14 +9,16 @@ import pytest
 from rllm_gym.algorithms import GRPO, GRPOConfig
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
+from rllm_gym.evaluation.run import plan_evaluation
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     """Write what `rllib evaluate` reads of a checkpoint before Ray starts, for an `env_config`."""
 
-    def write(env_config):
+    def write(env_config, **options):
         config = GRPOConfig().environment("rllm_gym/TextCraft-v0", env_config=env_config)
+        config.update_from_dict(options)
         content = {"class": GRPO, "ctor_args_and_kwargs": ((config.get_state(),), {})}
         (tmp_path / "class_and_ctor_args.pkl").write_bytes(pickle.dumps(content))
         return tmp_path
@@ -68,3 +70,22 @@ def test_another_environment_has_splits_of_its_own(checkpoint):
     folder = checkpoint({"item_ids": [3, 4, 6, 17]})
     _, config = evaluation_config(folder, env="rllm_gym/BabyAI-v0", split="eval")
     assert config.env_config == {}
+
+
+def test_the_environment_that_the_run_evaluates_on_is_the_default(checkpoint, monkeypatch):
+    monkeypatch.setattr("rllm_gym.evaluation.run.find_policy", lambda source: Policy(str(source), source))
+    monkeypatch.setattr("rllm_gym.evaluation.run.read_protocol", lambda checkpoint: "native")
+    other = {"env": "BabyAI-v0", "env_config": {"levels": [1]}, "explore": False}
+    folder = checkpoint({"depth": 2}, evaluation_config=other, max_episode_steps=7)
+    [panel] = plan_evaluation(folder, num_tasks=2).panels
+    assert (panel.env, panel.env_config) == ("rllm_gym:rllm_gym/BabyAI-v0", {"levels": [1]})
+    assert (panel.horizon, panel.sampling.temperature) == (7, 0.0)
+    [named] = plan_evaluation(folder, envs=[("TextCraft-v0", {"depth": 1})], num_tasks=2).panels
+    assert (named.env, named.env_config) == ("rllm_gym:rllm_gym/TextCraft-v0", {"depth": 1})
+    assert named.hash != panel.hash
+    plan = plan_evaluation(folder, panels=[panel])
+    assert [spec.name for spec in plan.config.all_environments] == ["BabyAI-v0"]
+    # Keys alone change the trained environment's.
+    folder = checkpoint({"depth": 2, "system_prompt": "Craft."}, evaluation_config={"env_config": {"depth": 3}})
+    [panel] = plan_evaluation(folder, num_tasks=2, horizon=4).panels
+    assert panel.env_config == {"depth": 3, "system_prompt": "Craft."}

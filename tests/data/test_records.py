@@ -74,7 +74,7 @@ def test_no_stored_group_mixes_the_tasks_of_two_splits(tmp_path):
     environment = EnvironmentSpec("TextCraft-v0", "rllm_gym/TextCraft-v0")
     recorder = Recorder(tmp_path, [environment])
     for split, items in (("train", ["a", "b", "c"]), ("eval", ["d", "e", "f"])):
-        groups = evaluation_groups([items], 6, seed=10_000)
+        groups = evaluation_groups({0: items}, 6, seed=10_000)
         played = [
             Episode(f"{split}-{k}", group, 0, 1, item_id=group.item_id, end_reason=EndReason("terminated"))
             for k, group in enumerate(groups)

@@ -135,6 +135,41 @@ def test_equal_ids_of_other_tasks_are_no_leak():
     assert "got 'say_the_word_1' in the split 'eval' and in second's" in refusal(run(mixture("words")))
 
 
+def test_an_evaluation_may_have_an_environment_of_its_own():
+    config = run(TEXTCRAFT, {"depth": 2}, evaluation_config={"env": "words", "env_config": {"splits": {"eval": [1]}}})
+    assert config.evaluation_environments == [EnvironmentSpec("words", "words", {"splits": {"eval": [1]}})]
+    assert [spec.name for spec in config.all_environments] == ["TextCraft-v0", "words"]
+    check_evaluation(config)
+    # Without another one, and of the same one, keys are added.
+    for env in ({}, {"env": "TextCraft-v0"}):
+        same = run(TEXTCRAFT, {"depth": 2, "split": "train"}, evaluation_config={**env, "env_config": {"depth": 3}})
+        assert same.evaluation_environments == [
+            EnvironmentSpec("TextCraft-v0", TEXTCRAFT, {"depth": 3, "split": "train"})
+        ]
+        assert len(same.all_environments) == 2
+    unchanged = run(TEXTCRAFT, {"depth": 2}, evaluation_config={"explore": False})
+    assert unchanged.all_environments == unchanged.environments == unchanged.evaluation_environments
+
+
+def test_what_is_trained_on_is_not_evaluated_on_in_an_environment_of_its_own():
+    leak = {"env_config": {"splits": {"train": [0], "eval": [3]}}}
+    message = refusal(run(TEXTCRAFT, {"splits": {"train": [3, 4]}}, evaluation_config=leak))
+    assert "TextCraft-v0: evaluation must play no task that is trained on; got 'textcraft_3'" in message
+    check_evaluation(run(TEXTCRAFT, {"item_ids": [3]}, evaluation_config={"env": "words"}))
+    no_ids = refusal(run("words", evaluation_config={"env": "guess"}))
+    assert no_ids.startswith("guess: evaluation on another split than train needs item_ids")
+
+
+def test_the_horizon_of_what_is_only_evaluated_is_the_longest():
+    mixture = [{"id": "words"}, {"id": "other_words"}]
+    schedules = {name: {"type": "fixed", "horizons": [turns]} for name, turns in (("words", 7), ("other_words", 3))}
+    config = run(
+        mixture, scaling_inter=schedules, evaluation_config={"env": [{"id": "other_words"}, {"id": TEXTCRAFT}]}
+    )
+    assert config.last_horizons == {"other_words": 3, "TextCraft-v0": 7}
+    assert run("words", evaluation_config={"env": TEXTCRAFT}).last_horizons == {"TextCraft-v0": None}
+
+
 def test_building_an_algorithm_checks_its_evaluation_first():
     with pytest.raises(ConfigError, match="item_ids in env_config hold for every split"):
         run(TEXTCRAFT, {"item_ids": [3, 4, 6, 17]}).build_algo()

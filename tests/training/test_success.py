@@ -54,14 +54,14 @@ def test_the_success_rate_of_a_game_is_the_learning_players():
     games.append(played("player_1", opponent="random"))
     assert episode_metrics(games, [])["success_rate"] == 0.5  # one of two always wins
     assert episode_metrics(games, [], only_playing={"random"})["success_rate"] == pytest.approx(2 / 3)
-    of_env = metrics_by_env(games, [], ["game"], only_playing={"random"})["game"]
+    of_env = metrics_by_env(games, [], {0: "game"}, only_playing={"random"})["game"]
     assert of_env["success_rate"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("num_seats", [2, 3])
 @pytest.mark.parametrize("num_tasks", [5, 6])
 def test_an_evaluation_plays_every_task_from_every_seat_equally_often(num_tasks, num_seats):
-    items = [[f"task_{k}" for k in range(num_tasks)]]
+    items = {0: [f"task_{k}" for k in range(num_tasks)]}
     for rounds in (1, 3):
         groups = evaluation_groups(items, rounds * num_seats * num_tasks, seed=7)
         seats = Counter((group.item_id, group.seating(0) % num_seats) for group in groups)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ray.tune.registry import register_env
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms import policy_learner
@@ -16,7 +17,7 @@ from rllm_gym.data import best_and_worst, read_episodes
 from rllm_gym.training.recorded_samples import is_wanted
 from tests import plain_reference
 from tests.conftest import make_tokenizer
-from tests.wiring.harness import Run, callback, run
+from tests.wiring.harness import Maze, Run, callback, run
 
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
 MANY_MICRO_BATCHES = {"tokens_per_micro_batch": 150, "grad_clip": None, "deepspeed": SGD}
@@ -145,6 +146,38 @@ def test_a_runs_evaluations_are_stored_with_their_split_and_nobody_learns_from_t
         places = best_and_worst(path, within="task", reward_gap=0.0, expert_threshold=None)
         assert places
         assert not any(records[place].is_evaluation for pair in places for place in pair)
+
+
+class Yard(Maze):
+    """Another place, with tasks of its own."""
+
+    name = "yard"
+    num_items = 6
+
+
+def test_an_evaluation_plays_the_environment_of_its_own(ray_cluster, tiny_model):
+    register_env("yard", lambda config: Yard(**config))
+    other = {"env": "yard", "env_config": {"reward": 2.0, "system_prompt": "Find the gate."}}
+    options = {"evaluation_interval": 1, "evaluation_duration": 6, "evaluation_config": other}
+    options |= {
+        "max_episode_steps": None,
+        "scaling_inter": {"maze": {"type": "stepwise", "horizons": [1, 2], "steps_per_stage": 1}},
+    }
+    created = []
+    options["callbacks_on_environment_created"] = lambda *, env_context, **_: created.append(dict(env_context))
+    with run(tiny_model, save_trajectories=True, **options) as found:
+        evaluated = found.results[-1]["evaluation"]["eval"]
+        assert evaluated["by_env"]["yard"]["num_episodes"] == evaluated["num_episodes"] == 6
+        assert (list(evaluated["by_env"]), evaluated["horizon"]) == (["yard"], 2)
+        assert "by_env" not in found.env_metrics
+        assert found.env_metrics["num_episodes"] == 12
+        records = list(read_episodes(found.algo.trajectories_path))
+    played = {(record.is_evaluation, record.env_id, record.split, record.max_episode_steps) for record in records}
+    assert played == {(False, "Maze", "train", 1), (True, "Yard", "eval", 2)}
+    tasks = {record.item_id for record in records if record.is_evaluation}
+    assert tasks == {"yard_1", "yard_3", "yard_5"}
+    assert {record.messages[0]["content"][:13] for record in records if record.is_evaluation} == {"Find the gate"}
+    assert {env_context.get("reward") for env_context in created} == {None, 2.0}
 
 
 def test_what_ended_an_episode_reaches_the_learner(ray_cluster, tiny_model):

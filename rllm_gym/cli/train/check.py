@@ -6,6 +6,7 @@ the configurations, and asks the libraries that options are handed to.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from rllm_gym.errors import ConfigError, MachineError, nearest
 from rllm_gym.importing import import_object
 from rllm_gym.options.methods import METHODS, find_method
 from rllm_gym.options.rllib import ALIASES, unknown_option
-from rllm_gym.options.table import fill_table, list_options
+from rllm_gym.options.table import faults_raised_by, fill_table, list_options
 from rllm_gym.options.types import Count, CountOrZero
 from rllm_gym.options.values import takes_object, type_fault
 from rllm_gym.registration import normalize_env_id
@@ -299,16 +300,19 @@ def key_in(error: object, written: Iterable[str]) -> KeyPath:
 
 def _check_environments(experiment: Experiment, configs: Sequence[Any], faults: Faults) -> None:
     """Make every environment once for every `env_config`, at the text level, and look at what is evaluated."""
-    if experiment.env is None or faults.suspects & {"env", "env_config"}:
+    if experiment.env is None or faults.suspects & {"env", "env_config", "evaluation_config"}:
         return
     made: list[tuple[Any, bool]] = []  # specifications, and whether they could be made
     evaluated: list[Any] = []
     for config in configs:
-        for k, spec in enumerate(config.environments):
+        if faults_raised_by(functools.partial(getattr, config, "all_environments")):  # said above
+            continue
+        environments, num_trained = config.all_environments, len(config.environments)
+        for k, spec in enumerate(environments):
             if spec not in [each for each, _ in made]:
-                made.append((spec, _can_be_made(experiment, k, spec, faults)))
-        evaluation = (config.environments, evaluated_splits(config))
-        if evaluation in evaluated or any((spec, False) in made for spec in config.environments):
+                made.append((spec, _can_be_made(experiment, k if k < num_trained else None, spec, faults)))
+        evaluation = (environments, evaluated_splits(config))
+        if evaluation in evaluated or any((spec, False) in made for spec in environments):
             continue
         evaluated.append(evaluation)
         try:
@@ -320,18 +324,20 @@ def _check_environments(experiment: Experiment, configs: Sequence[Any], faults: 
             faults.add(path, _env_text(error))
 
 
-def _can_be_made(experiment: Experiment, k: int, spec: Any, faults: Faults) -> bool:
+def _can_be_made(experiment: Experiment, k: int | None, spec: Any, faults: Faults) -> bool:
+    """Make an environment and look at its actions; `k` counts those of training, and is None of one for evaluation."""
+    in_evaluation = ("config", "evaluation_config") if k is None else None
     try:
         acts_on = ask_text_env(spec, lambda env: None if _speaks_text(env) else env.action_space)
     except MachineError as error:
-        faults.add_machine(("env",), error)
+        faults.add_machine(in_evaluation or ("env",), error)
         faults.lacks_environment = True
         return False
     except Exception as error:  # an environment's constructor may raise anything
-        faults.add(_env_path(experiment, k, error), _env_text(error))
+        faults.add(in_evaluation or _env_path(experiment, k, error), _env_text(error))
         return False
     if acts_on is not None:
-        faults.add(("env",), f"env: must be a text environment; {spec.env} acts on {acts_on}.")
+        faults.add(in_evaluation or ("env",), f"env: must be a text environment; {spec.env} acts on {acts_on}.")
     return acts_on is None
 
 

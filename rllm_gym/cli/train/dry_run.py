@@ -132,7 +132,7 @@ def _look_ahead(checked: Checked, faults: Faults, *, address: str | None, with_r
         why = "" if with_reset else " (--no-reset)"
         faults.unchecked.append(f"the environments' reset{why}, and what it starts: browsers, Java, games")
     elif checked.config["env"] is not None and not faults.suspects & {"env", "env_config", *OPTION_OF_CHECK.values()}:
-        for config in _distinct(checked.configs, ("base_model", "chat_options", "env_config", "max_model_len")):
+        for config in _distinct(checked.configs, ("base_model", "chat_options", "all_environments", "max_model_len")):
             if Path(resolve_base_model(config.base_model, allow_lookup=False)).is_dir():
                 lines += _look_at_prompts(config, faults)
     if checked.config.get("data") is not None:
@@ -200,7 +200,7 @@ def _look_at_model(config: Any, faults: Faults) -> list[str]:
 def _look_at_prompts(config: Any, faults: Faults) -> list[str]:
     lines: list[str] = []
     strangers = {agent_id for agent_id, opponent in config.opponent_specs.items() if opponent.kind != "self"}
-    for spec, found in zip(config.environments, first_prompts(config), strict=False):
+    for spec, found in zip(config.all_environments, first_prompts(config), strict=False):
         if found.error is not None:
             if found.is_machines:
                 faults.add_machine(("env",), f"{spec.name}: {found.error}", code=FAILED)
@@ -220,7 +220,7 @@ def _look_at_prompts(config: Any, faults: Faults) -> list[str]:
                 "max_new_tokens."
             )
             faults.add_between(("config", "max_model_len"), text, code=FAILED)
-        of_env = f" of {spec.name}" if len(config.environments) > 1 else ""
+        of_env = f" of {spec.name}" if len(config.all_environments) > 1 else ""
         lines.append(f"first prompt{of_env}: {found.num_tokens:,} tokens")
     return lines
 

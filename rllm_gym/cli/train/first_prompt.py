@@ -42,14 +42,14 @@ def first_prompts(config: Any) -> Iterator[FirstPrompt]:
     """
     context = multiprocessing.get_context("spawn")  # a fork would have the threads of what is loaded here
     ours, theirs = context.Pipe()
-    process = context.Process(target=_reset_all, args=(config.environments, _settings(config), theirs), daemon=True)
+    process = context.Process(target=_reset_all, args=(config.all_environments, _settings(config), theirs), daemon=True)
     process.start()
     theirs.close()
     try:
         if (found := _receive(ours, START_TIMEOUT_S, "the tokenizer")).error is not None:
             yield found
             return
-        for _ in config.environments:
+        for _ in config.all_environments:
             found = _receive(ours, 2 * config.env_timeout_s + SPARE_S, "the environment's reset")
             yield found
             if found.error is not None:

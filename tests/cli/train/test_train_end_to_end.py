@@ -180,3 +180,20 @@ def test_a_run_is_evaluated_and_exported(ended: tuple[Path, list[str]]) -> None:
     )
     assert refused.returncode == 2
     assert refused.stderr == "export: the folder must be empty; got 'exported'. Choose another one, or use --force.\n"
+
+
+def test_a_run_evaluates_on_an_environment_of_its_own(tmp_path: Path) -> None:
+    other = {"env": "BabyAI-v0", "env_config": {"levels": [1]}}
+    path = write_experiment(tmp_path, 1, engine="transformers", engine_options={}, evaluation_config=other)
+    assert "first prompt of BabyAI-v0: " in run(tmp_path, "rllib", "train", "file", path, "--dry-run")
+    run(tmp_path, "rllib", "train", "file", path)
+    [trial] = trials(tmp_path)
+    [result] = read_results(trial)
+    for name in ("evaluation_on_start", "evaluation"):
+        assert {split: list(of["by_env"]) for split, of in result[name].items() if "by_env" in of} == {
+            split: ["BabyAI-v0"] for split in ("train", "eval")
+        }
+    records = list(read_episodes(trial / "trajectories"))
+    assert {(record.is_evaluation, record.env_id) for record in records} == {
+        (False, "rllm_gym/TextCraft-v0"), (True, "rllm_gym/BabyAI-v0")
+    }  # fmt: skip

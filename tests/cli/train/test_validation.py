@@ -389,6 +389,18 @@ CASES = {
         "evaluation_interval: 5\n    evaluation_splits: [train, tset]",
         "x.yaml:9: TextCraftEnv: split must be one of train, eval, all; got 'tset'. Did you mean 'eval'?",
     ),
+    "another environment in an evaluation": (
+        "groups_per_step: 2",
+        "evaluation_interval: 5\n    evaluation_config: {env: TextCarft-v0}",
+        "x.yaml:9: GRPOConfig: evaluation_config: env: no environment has this id; got 'TextCarft-v0'. "
+        "Did you mean 'rllm_gym:rllm_gym/TextCraft-v0'?",
+    ),
+    "another environment's env_config in an evaluation": (
+        "groups_per_step: 2",
+        "evaluation_interval: 5\n    evaluation_config: {env: rllm_gym/BabyAI-v0, env_config: {depth: 2}}",
+        "x.yaml:9: BabyAIEnv: takes the keywords levels, split, item_ids, splits, system_prompt, render_mode; got "
+        "'depth'. Did you mean 'split'?",
+    ),
     "training items in an evaluation": (
         "env_config: {depth: 1}",
         "evaluation_interval: 5\n    env_config:\n      depth: 1\n      item_ids: [3, 4, 6, 17]",
