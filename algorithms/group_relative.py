@@ -12,7 +12,7 @@ from rllm_gym.algorithms.functional import joint_advantage, role_advantage, turn
 from rllm_gym.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from rllm_gym.options.methods import GroupRelativeOptions
 from rllm_gym.options.table import faults_raised_by
-from rllm_gym.registration import players_change_seats
+from rllm_gym.rollout.environments import players_change_seats
 from rllm_gym.training.advantage_rows import AdvantageRows
 
 
@@ -29,7 +29,7 @@ class GroupRelativeConfig(PolicyGradientConfig, GroupRelativeOptions):
         if not has_several_players or not self._needs_group or self.group_size != 2:
             return
         for spec in self.environments:
-            if players_change_seats(spec.env):
+            if players_change_seats(spec):
                 yield (
                     f"{self.who}: in {spec.name} players change seats from episode to episode, and a policy's returns "
                     "are compared seat by seat: of group_size: 2 each policy, beside others or opponents, has one "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -73,18 +72,6 @@ def register_multi_agent_env(id: str, env: str | Callable[..., Any], **kwargs: A
         disable_env_checker=True,
         kwargs={"env": env, **kwargs},
     )
-
-
-def players_change_seats(env: Any) -> bool:
-    """Return whether an environment, given as an id or a class, seats its players anew in each episode of a group."""
-    if isinstance(env, str):
-        spec = gymnasium.registry.get(env.rpartition(":")[2])
-        env = None if spec is None else spec.kwargs["env"] if spec.entry_point in FACTORIES else spec.entry_point
-    if isinstance(env, str):
-        env = load_env_creator(env)
-    while isinstance(env, functools.partial):
-        env = env.func
-    return bool(getattr(env, "rotates_seats", False))
 
 
 def create_multi_agent(env: str | Callable[..., Any], **kwargs: Any) -> Any:

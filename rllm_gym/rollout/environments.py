@@ -261,6 +261,24 @@ def _by_value(spec: EnvironmentSpec) -> EnvironmentSpec:
     return replace(spec, env=lambda env_config: creator(EnvContext(env_config, worker_index=0)))
 
 
+def players_change_seats(spec: EnvironmentSpec) -> bool:
+    """Return whether an environment seats its players anew in each episode of a group.
+
+    One that a function makes is made to be asked; one that cannot be made does not.
+    """
+    env = spec.env
+    if isinstance(env, str):
+        env = _registered_creator(env) or env_class(env)
+    while isinstance(env, functools.partial):
+        env = env.func
+    if isinstance(env, type) and isinstance(found := getattr(env, "rotates_seats", False), bool):
+        return found
+    try:
+        return ask_text_env(spec, lambda made: bool(getattr(made.unwrapped, "rotates_seats", False)))
+    except Exception:  # whoever makes it next says what is wrong
+        return False
+
+
 def list_item_ids(spec: EnvironmentSpec, split: str | None) -> Sequence[str] | None:
     """Return the ids of the tasks of `split` (default: the configured one); None where the environment numbers none."""
     return _load_tasks(spec.with_split(split)).item_ids

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
+from ray.tune.registry import register_env
 
 from rllm_gym.algorithms.policy_gradient import StepSamples
 from rllm_gym.algorithms.registry import get_algorithm_class
 from rllm_gym.envs.poker.env import KuhnPokerEnv
+from rllm_gym.envs.textcraft.env import TextCraftEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.options.methods import PRESETS
 from rllm_gym.training.advantage_rows import AdvantageRows
@@ -201,6 +204,24 @@ def test_two_policies_that_change_seats_need_groups_of_more_than_two():
     config(4, ["player_0", "player_1"]).validate()
     with pytest.raises(ConfigError, match=r"of group_size: 2 each policy, .* Set group_size: 4, or more"):
         config(2, ["player_0", "player_1"]).validate()
+
+
+def make_kuhn(env_config):
+    return KuhnPokerEnv(**env_config)
+
+
+@pytest.mark.parametrize("env", ["kuhn_by_name", KuhnPokerEnv, make_kuhn, functools.partial(make_kuhn)])
+def test_players_change_seats_in_environments_of_ones_own_too(env):
+    register_env("kuhn_by_name", make_kuhn)
+    register_env("alone", lambda env_config: TextCraftEnv(**env_config))
+
+    def config(env):
+        made = get_algorithm_class("RLOO").get_default_config().environment(env)
+        return made.multi_agent(policies=["player_0", "player_1"]).update_from_dict({"group_size": 2})
+
+    with pytest.raises(ConfigError, match=r"of group_size: 2 each policy, .* Set group_size: 4, or more"):
+        config(env).validate()
+    config("alone").validate()
 
 
 def test_long_episodes_are_worth_less_with_a_buffer():

@@ -311,7 +311,7 @@ def test_a_panels_template_arguments_reach_the_policy():
 
     from rllm_gym.evaluation.run import _play_on
 
-    config = SimpleNamespace(max_model_len=512, chat_template_kwargs={}, template_date=None)
+    config = SimpleNamespace(max_model_len=512, chat_template_kwargs={}, template_date=None, evaluation_config=None)
     _play_on(config, [panel(template={"chat_template_kwargs": {"think": True}, "template_date": "2026-02-03"})])
     assert (config.chat_template_kwargs, config.template_date) == ({"think": True}, "2026-02-03")
     with pytest.raises(ConfigError, match="one by one"):
