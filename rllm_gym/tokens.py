@@ -278,6 +278,24 @@ class ChatTokenizer:
             ids = prompt_ids + self._encode(protected + end, saved)
         return ids[len(prompt_ids) :] + ([] if is_added else [self.end_of_turn_id])
 
+    def encode_answer(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a conversation's last message, an assistant's, as the template renders it there.
+
+        They are what follows the generation prompt, up to the end-of-turn token: a template may strip the content, put
+        something before or behind it, or leave a part out. Where the generation prompt opens a thought, it is
+        `encode_action`'s.
+        """
+        saved: list[str] = []
+        prompt, whole = self._render(messages[:-1], True, []), self._render(messages, False, saved)
+        end = whole.find(self._end_of_turn, len(prompt)) if self._end_of_turn in self._added else -1
+        if not whole.startswith(prompt) or end < 0:
+            return self.encode_action(messages[-1]["content"])
+        whole = whole[: end + len(self._end_of_turn)]
+        prompt_ids, ids = self._encode(prompt, saved), self._encode(whole, saved)
+        if ids[: len(prompt_ids)] != prompt_ids:  # prompt and text share a token, which no policy could sample
+            return self._encode(whole[len(prompt) :], saved)
+        return ids[len(prompt_ids) :]
+
     def encode_calls(
         self, message: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[list[int], str]:
@@ -780,17 +798,20 @@ class Conversation:
         self._opening = np.asarray(ids, np.int64)
         return self._opening
 
-    def act(self, ids: Sequence[int] | TokenIds) -> str:
-        """Record a sampled turn and return its text, without the token that ended it.
+    def act(self, ids: Sequence[int] | TokenIds, text: str | None = None) -> str:
+        """Record a turn and return its text, without the token that ended it.
 
         Other special tokens are spelt out. A turn without the end-of-turn token was cut; the next reply supplies it.
+
+        Args:
+            text: the message that the template wrote these ids for; None where they were sampled.
         """
         if not self._awaits_action:
             raise ValueError(
                 "Conversation: the policy acts after a generation prompt; got an action without one. Reset first."
             )
         sampled = np.asarray(ids, np.int64).tolist()
-        text = self.chat.said(sampled)
+        text = self.chat.said(sampled) if text is None else text
         self._begins.append(len(self.messages))
         self.messages.append(_message("assistant", text))
         self._kept = [*self._kept, len(self._actions)]

@@ -690,7 +690,11 @@ class AgentEvolOptions(OfflineOptions):
         Count, Doc("passes over the base data and the kept episodes in each generation.")
     ] = 1
     restart_from_base: Annotated[
-        bool, Doc("train each generation from `base_model`, as published; false goes on with the policy.")
+        bool,
+        Doc(
+            "train each generation from `base_model`, as published, with a new optimizer and its schedule from the "
+            "beginning; false goes on with all three."
+        ),
     ] = True
     groups_per_request: Annotated[
         Count,

@@ -127,8 +127,10 @@ class SampleMaker:
             observation_ids = conversation.open(said) if k == 0 else conversation.reply(said, terminated=False)
             context_index += conversation.num_repeated > 0
             answer, is_learnt = messages[k + 1]
-            action_ids = self.chat.encode_action(answer["content"])
-            conversation.act(action_ids)
+            # What was said before changes nothing where history is append-only.
+            before = conversation.messages if self.chat.history == "as_template" else [{"role": "user", "content": "?"}]
+            action_ids = self.chat.encode_answer([*before, dict(answer)])
+            conversation.act(action_ids, answer["content"])
             yield Turn(
                 observation_ids=observation_ids,
                 action_ids=np.asarray(action_ids, np.int64),

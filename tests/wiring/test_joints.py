@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from types import SimpleNamespace
 
@@ -293,3 +294,48 @@ def test_the_module_of_a_policy_is_at_hand_with_its_weights(ray_cluster, tiny_mo
         assert state.keys() == found.weights.keys()
         assert all(np.array_equal(value.float().numpy(), found.weights[name]) for name, value in state.items())
         assert found.algo.get_module("nobody") is None
+
+
+def pairs_file(path, count):
+    """Write as many pairs as SFT would have samples of half as many."""
+    pairs = [{"prompt": f"say {k}", "chosen": "a" * (k + 1), "rejected": "b"} for k in range(count)]
+    path.write_text(json.dumps(pairs))
+    return str(path)
+
+
+@pytest.mark.parametrize(("asked", "counted"), [(64, 3), (2, 2)])
+def test_dpos_evaluation_data_count_pairs(ray_cluster, tiny_model, tmp_path, asked, counted):
+    options = {"data": pairs_file(tmp_path / "train.json", 4), "evaluation_data": pairs_file(tmp_path / "held.json", 3)}
+    with run(tiny_model, method="DPO", num_evaluation_samples=asked, samples_per_step=4, **options) as found:
+        algo = found.algo
+        assert (len(algo.training_items), len(algo.evaluation_items)) == (4, counted)
+        held_out = algo.samples_at(algo.evaluation_samples, algo.evaluation_items)
+        assert [sample.pair for sample in held_out] == [k for k in range(counted) for _ in range(2)]
+        # As many tokens are learnt of the chosen one of pair k: k + 1 letters and the end.
+        assert [int((sample.weight > 0).sum()) for sample in held_out[::2]] == [k + 2 for k in range(counted)]
+        assert found.metrics["num_optimizer_steps"] == 1
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_agent_evols_schedule_begins_anew_with_each_generation_or_goes_on(ray_cluster, tiny_model, restarts):
+    schedule = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "warmup_type": "linear"}}
+    schedule["params"]["warmup_num_steps"] = 100
+    options = {
+        "data": "expert",
+        "num_expert_episodes": 6,
+        "samples_per_step": 4,
+        "groups_per_step": 1,
+        "threshold": 9.0,
+    }
+    with run(
+        tiny_model,
+        method="AgentEvol",
+        steps=2,
+        restart_from_base=restarts,
+        deepspeed={"scheduler": schedule},
+        **options,
+    ) as found:
+        # Six samples are two steps: of cloning, and of each generation, since nothing that was played is kept.
+        assert [result["num_updates"] for result in found.results] == [2, 2]
+        # The first step's rate is 0, and each next one's is 1e-5 more.
+        assert found.optimizer["lr"] == pytest.approx(1e-5 * (1 if restarts else 5))
