@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.tune.registry import register_env
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms import policy_learner
 from rllm_gym.callbacks.scaling_inter import ScalingInter
 from rllm_gym.data import best_and_worst, read_episodes
+from rllm_gym.errors import RllmGymError
 from rllm_gym.training.recorded_samples import is_wanted
 from tests import plain_reference
 from tests.conftest import make_tokenizer
@@ -339,3 +341,18 @@ def test_agent_evols_schedule_begins_anew_with_each_generation_or_goes_on(ray_cl
         assert [result["num_updates"] for result in found.results] == [2, 2]
         # The first step's rate is 0, and each next one's is 1e-5 more.
         assert found.optimizer["lr"] == pytest.approx(1e-5 * (1 if restarts else 5))
+
+
+class Created(RLlibCallback):
+    """Looks at each environment that is made."""
+
+    def on_environment_created(self, **_):
+        pass
+
+
+@pytest.mark.parametrize("option", ["callbacks_class", "callbacks_on_environment_created"])
+def test_an_environment_in_another_process_is_no_callbacks(ray_cluster, tiny_model, option):
+    value = Created if option == "callbacks_class" else Created().on_environment_created
+    refused = pytest.raises(RllmGymError, match=r"env_process: on_environment_created gets .* Leave one of them out\.")
+    with refused, run(tiny_model, steps=0, env_process=True, **{option: value}):
+        pass
