@@ -225,7 +225,7 @@ MUTANTS = [
         "items[0]",
         f"{JOINTS} -k split",
     ),
-    option("evaluation_horizon", EVALUATION, "schedule.last if horizon is None else horizon", "schedule.last"),
+    option("evaluation_horizon", EVALUATION, "last if horizon is None else horizon", "last"),
     option("evaluation_seed", EVALUATION, "seed=config.evaluation_seed", "seed=0"),
     option("evaluation_config", CONFIG, "return params if explores else", "return params if True else"),
     # weights on their way to the samplers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.types import Sample
+from tests import plain_reference
 from tests.learner.learner_helpers import (
     MODULE,
     distance,
@@ -61,53 +63,31 @@ def make_parts(policy, noise: float) -> list[Sample]:
     return samples
 
 
-def episode_of(sample):
-    return sample.episode
-
-
-def sequence_of(sample):
-    return sample.episode, sample.agent
-
-
 def plain_loss(lm, reference, samples, *, average, correction) -> torch.Tensor:
-    """Token by token, by nothing but torch."""
-    episodes, agents = ({key(sample) for sample in samples} for key in (episode_of, sequence_of))
-    loss = torch.zeros(())
+    """The plain reference knows no correction: its weights are in the advantages here, and the ratios are 1."""
+    rows: dict[tuple[str, str], plain_reference.Row] = {}
+    columns, first = [], 0
     for sample in samples:
+        at = sample.weight != 0
         logp, entropy = read_logps(lm, sample)
         with torch.no_grad():
             ref_logp, _ = read_logps(reference, sample)
-        places = np.flatnonzero(sample.weight)
-        sampler = [float(sample.old_logp[p]) for p in places]
-        now = logp.tolist()
-        of_sequence = math.exp(sum(now) - sum(sampler))
-        same_episode, same_sequence = (
-            [other for other in samples if key(other) == key(sample)] for key in (episode_of, sequence_of)
-        )
-        share = {
-            "tokens": 1 / sum(np.count_nonzero(other.weight) for other in samples),
-            "sequences": 1 / len(agents) / sum(np.count_nonzero(other.weight) for other in same_sequence),
-            "episodes": 1 / len(episodes) / sum(np.count_nonzero(other.weight) for other in same_episode),
-            "constant": 1 / len(agents) / CONSTANT,
-        }[average]
-        for k, place in enumerate(places):
-            advantage = float(sample.advantage[place])
-            if correction is None:
-                ratio = torch.exp(logp[k] - sampler[k])
-                # A good token counts up to 1 + CLIP_HIGH, a bad one from 1 - CLIP_LOW on.
-                if (advantage > 0 and ratio > 1 + CLIP_HIGH) or (advantage < 0 and ratio < 1 - CLIP_LOW):
-                    ratio = ratio.detach()
-                gain = ratio * advantage
-            else:
-                level, mode = correction
-                weight = math.exp(now[k] - sampler[k]) if level == "token" else of_sequence
-                if weight > CAP:
-                    weight = CAP if mode == "truncate" else 0.0
-                gain = weight * advantage * torch.exp(logp[k] - now[k])
-            difference = ref_logp[k] - logp[k]
-            kl = torch.exp(difference) - difference - 1
-            loss = loss + share * (-gain + KL_COEFF * kl - ENTROPY_COEFF * entropy[k])
-    return loss
+        old_logp, advantage = torch.tensor(sample.old_logp[at]), torch.tensor(sample.advantage[at])
+        if correction is not None:
+            level, mode = correction
+            log_weight = logp.detach() - old_logp
+            weight = (log_weight if level == "token" else log_weight.sum().expand_as(log_weight)).exp()
+            weight[weight > CAP] = CAP if mode == "truncate" else 0.0
+            old_logp, advantage = logp.detach(), weight * advantage
+        key, tokens = (sample.episode, sample.agent), range(first, first + len(logp))
+        row = rows.setdefault(key, plain_reference.Row(episode=sample.episode, contexts=[], advantage={}))
+        row.contexts.append(tokens)
+        row.advantage |= zip(tokens, advantage.tolist(), strict=True)
+        columns.append(torch.stack([logp, old_logp, ref_logp, entropy]))
+        first += len(logp)
+    options = {"loss_average": average, "loss_constant": CONSTANT, "ratio_level": "token", "kl_in": "loss"}
+    options |= {"kl_coeff": KL_COEFF, "entropy_coeff": ENTROPY_COEFF, "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}
+    return plain_reference.plain_loss(SimpleNamespace(**options), list(rows.values()), *torch.cat(columns, 1))
 
 
 def plain_step(policy, tiny_model, samples, **settings) -> tuple[dict[str, np.ndarray], float]:
