@@ -275,9 +275,9 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
         Raises:
             ConfigError: it cannot be read.
         """
-        changes = self.evaluation_config or {}
+        trained, changes = self.environments, self.evaluation_config or {}
         try:
-            return change_environments(self.environments, changes.get("env"), changes.get("env_config") or {})
+            return change_environments(trained, changes.get("env"), changes.get("env_config") or {})
         except ConfigError as error:
             raise ConfigError(f"{self.who}: evaluation_config: {error}") from error
 
@@ -326,7 +326,7 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
                 f"{self.who}: evaluation_config changes the environment of a run that has one; got "
                 f"{self.evaluation_config!r} without env. Set env."
             )
-        else:
+        elif not faults_raised_by(lambda: self.environments):  # else said with the horizons
             yield from faults_raised_by(lambda: self.evaluation_environments)
         if self.has_env_runners and self.num_env_runners < 1:
             yield f"{self.who}: num_env_runners must be at least 1; got {self.num_env_runners}."

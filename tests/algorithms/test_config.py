@@ -228,6 +228,7 @@ def test_groups_are_dealt_by_weight_and_each_environments_tasks_in_epochs():
     assert again == groups[27:]
     refilled = sampler.refill(9, 0, 300)
     assert len({group.key for group in [*refilled, *groups]}) == 330
+    assert {group.key for group in sampler.refill(9, 1, 300)}.isdisjoint(group.key for group in refilled)
     assert 0.5 < np.mean([group.env_index == 0 for group in refilled]) < 0.7
 
 
@@ -242,3 +243,9 @@ def test_ray_reads_a_methods_class_to_its_end(name):
     # As Ray does with the class of an actor: it goes through all classes that a class names.
     dis.dis(get_algorithm_class(name), file=io.StringIO(), depth=2)
     assert type(get_algorithm_class(name).get_default_config())().algo_class is get_algorithm_class(name)
+
+
+@pytest.mark.parametrize(("epochs", "minibatches", "is_scored"), [(1, 1, False), (2, 1, True), (1, 2, True)])
+def test_log_probabilities_are_recomputed_where_an_optimizer_step_comes_before_another(epochs, minibatches, is_scored):
+    config = GRPOConfig().training(old_logp="recompute", num_epochs=epochs, num_minibatches=minibatches, kl_coeff=0.0)
+    assert config.scores_for_loss == ["trainer_logp"] * is_scored

@@ -8,7 +8,7 @@ import pytest
 
 from rllm_gym.errors import RllmGymError, TooManyFailedEpisodesError
 from rllm_gym.training.samplers import Samplers
-from rllm_gym.types import Episode, SampleReply, TaskGroup
+from rllm_gym.types import Episode, SampleReply, SamplingParams, TaskGroup
 
 
 class Group:
@@ -21,6 +21,7 @@ class Group:
 
     def __init__(self, *deadly: int, stays_dead: bool = False) -> None:
         self.deadly, self.stays_dead, self.dead, self.shares = deadly, stays_dead, set(), []
+        self.asked = []  # the other arguments of every request to a runner
 
     def healthy_worker_ids(self):
         return [k for k in (1, 2) if k not in self.dead]
@@ -39,7 +40,8 @@ class Group:
         return [reply for reply in replies if reply is not None]
 
     def played_by(self, runner_id):
-        def sample_groups(share, **_):
+        def sample_groups(share, **asked):
+            self.asked.append(asked)
             self.shares[-1][runner_id] = [group.key[-1] for group in share]
             if any(group.key[-1] in self.deadly for group in share):
                 self.dead.add(runner_id)
@@ -75,6 +77,17 @@ def test_a_dead_runners_groups_are_replayed_alone_and_one_that_kills_again_is_dr
     assert [episode.group.key[-1] for episode in played] == [0, 1, 3, 4] and failed == []
     assert asked.num_groups_killed_runners == 1
     assert "dropped the group (0, 0, 2) of toy (task_2): it killed two EnvRunners." in caplog.text
+
+
+def test_what_is_replayed_is_played_as_it_was_asked_for():
+    group, greedy = Group(2), SamplingParams(7, temperature=0.0)
+    asked = samplers(group)
+    asked.opponents = {"player_1": (3, {})}
+    asked.sample(groups(5), horizons={"toy": 4}, params=greedy)
+    assert len(group.asked) == 5
+    for request in group.asked:
+        assert (request["max_episode_steps"], request["params"]) == ({"toy": 4}, greedy)
+        assert request["opponents"] == asked.opponents
 
 
 def test_too_many_deadly_groups_end_the_run():

@@ -119,6 +119,15 @@ def test_a_resumed_runs_first_step_has_the_schedules_rate(tiny_model, tmp_path):
     assert rate(again) == rate(one)
 
 
+def test_a_resumed_run_counts_on_from_the_steps_that_it_has_skipped(tiny_model, tmp_path):
+    one, again = (make_group(make_config(tiny_model))._learner for _ in range(2))
+    [module_id] = one.engines
+    one.num_skipped_steps[module_id] = 2
+    one.save_engines(str(tmp_path))
+    again.load_engines(str(tmp_path))
+    assert again.num_skipped_steps == {module_id: 2}
+
+
 def test_an_adaptive_horizon_reads_the_truncated_share_of_the_failures():
     schedule = GRPOConfig().environment("rllm_gym/TextCraft-v0")
     schedule.scaling_inter = {"type": "adaptive", "horizons": [2, 3], "min_steps_per_stage": 50}
@@ -129,3 +138,27 @@ def test_an_adaptive_horizon_reads_the_truncated_share_of_the_failures():
     callback._observe(None, "env", adaptive, metrics | {"success_rate": 1.0, "horizon_fraction": 0.0})
     assert callback.stages["env"].success_rates == [0.25, 1.0]
     assert callback.stages["env"].truncated_failures == [pytest.approx(0.6 / 0.75), 0.0]
+
+
+def test_a_kl_coefficient_goes_on_from_that_of_the_step_before(ray_cluster, tiny_model):
+    # The KL is far below its target: every step takes a fifth of the rate off.
+    options = {"kl_coeff": 0.5, "kl_target": 1e6, "kl_rate": 0.5}
+    with run(tiny_model, steps=3, **options) as found:
+        used = [result["learners"]["default_policy"]["kl_coeff"] for result in found.results]
+        assert used == pytest.approx([0.5, 0.5 * 0.9, 0.5 * 0.81])
+        assert found.algo.kl_coeff == pytest.approx({"default_policy": 0.5 * 0.729})
+
+
+def test_a_resumed_run_knows_its_empty_steps_and_its_first_evaluation(ray_cluster, tiny_model, tmp_path):
+    options = {"env_config": {"reward": 0.0}, "filter_groups": "advantage", "max_empty_steps": 9}
+    options |= {"evaluation_interval": 1, "evaluation_duration": 2}
+    with run(tiny_model, steps=2, **options) as found:
+        assert found.algo.num_empty_steps == 2
+        first = found.results[-1]["evaluation_on_start"]
+        path = found.algo.save_to_path(str(tmp_path / "checkpoint"))
+    with run(tiny_model, steps=0, **options) as resumed:
+        resumed.algo.restore_from_path(path)
+        assert resumed.algo.num_empty_steps == 2
+        again = resumed.algo.train()
+        assert resumed.algo.num_empty_steps == 3
+    assert again["evaluation_on_start"]["eval"] == first["eval"]
