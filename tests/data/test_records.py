@@ -1,14 +1,16 @@
 """What an in-memory episode becomes when it is stored."""
 
+import re
 from collections import defaultdict
 from dataclasses import MISSING, fields
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from rllm_gym.data import SCHEMA_VERSION, EpisodeRecord, Recorder, TurnRecord, make_records, read_episodes
-from rllm_gym.data.records import NOT_RECORDED, restore_stream
+from rllm_gym.data.records import CLOCKED, NOT_RECORDED, restore_stream
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.training.task_sampler import evaluation_groups
 from rllm_gym.types import AGENT, EndReason, Episode, Sample, Stream, TaskGroup, Turn
@@ -125,6 +127,21 @@ def test_a_change_of_a_turns_fields_is_a_new_version():
         ["action_ids", "advantage", "attempt", "context_index", "env_step", "is_invalid_action", "kind", "logp",
          "observation_ids", "policy_version", "reward", "rewards", "token_versions", "trainer_logp"],
     ), "add a version to VERSIONS, and the fields here"  # fmt: skip
+
+
+def test_every_stored_field_has_a_row_on_its_page():
+    page = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    rows = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    fields_stored = {*EpisodeRecord.model_fields, *TurnRecord.model_fields}
+    assert fields_stored <= rows, f"docs/trajectories.md: add a row for {', '.join(sorted(fields_stored - rows))}"
+
+
+def test_what_a_clock_has_measured_is_left_out_where_equal_runs_are_compared():
+    [record] = stored(episode([Stream(AGENT, "main", [EVERY_FIELD])]))
+    compared = record.model_dump(exclude=CLOCKED)
+    of_clocks = [name for part in (compared, *compared["turns"]) for name in part if name.endswith("_s")]
+    assert not of_clocks and "timings" not in compared, f"CLOCKED: add {', '.join(of_clocks)}"
 
 
 def test_log_probabilities_come_back_as_the_same_float32():
