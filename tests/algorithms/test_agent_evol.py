@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,6 +165,23 @@ def test_an_interrupted_generation_takes_its_finished_episodes_from_the_store(ti
     assert straight["num_episodes_from_trajectories"] == 0
     for name in ("episode_return_mean", "num_sampled_tokens"):
         assert straight["env_runners"][name] == result["env_runners"][name], name
+
+
+@pytest.mark.promise
+def test_only_episodes_of_the_task_and_of_the_present_horizon_are_taken_from_the_store():
+    algo = object.__new__(AgentEvol)
+    algo.config = SimpleNamespace(environments=[SimpleNamespace(name="one"), SimpleNamespace(name="two")])
+    algo.horizons = {"one": 3, "two": 5}
+
+    def is_of(played, horizon, asked, env_index=0):
+        record = SimpleNamespace(item_id=played, max_episode_steps=horizon)
+        return algo._is_of(record, TaskGroup((0, 0, 0), asked, 1, env_index))
+
+    assert is_of("a", 3, "a")
+    assert not is_of("b", 3, "a")
+    assert not is_of("a", 5, "a")
+    assert is_of("b", 5, None, env_index=1)
+    assert not is_of("b", 3, None, env_index=1)
 
 
 def test_a_generation_that_was_killed_twice_is_looked_for_in_all_its_trials(tmp_path):

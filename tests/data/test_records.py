@@ -129,6 +129,19 @@ def test_a_change_of_a_turns_fields_is_a_new_version():
     ), "add a version to VERSIONS, and the fields here"  # fmt: skip
 
 
+def test_a_training_episodes_split_is_that_of_its_environment(tmp_path):
+    specs = [EnvironmentSpec("one", "one-v0"), EnvironmentSpec("two", "two-v3", {"split": "hard"})]
+    recorder = Recorder(tmp_path, specs)
+    played = [episode([Stream(AGENT, "main", [turn([1], [2])])]) for _ in specs]
+    for index, each in enumerate(played):
+        each.group = TaskGroup((0, 0, index), None, 1, index)
+    records = recorder.append(played, train_step=0)
+    assert [(record.split, record.env_version) for record in records] == [("train", "v0"), ("hard", "v3")]
+    evaluated = recorder.append(played, train_step=0, split="eval")
+    assert [(record.split, record.is_evaluation) for record in evaluated] == [("eval", True)] * 2
+    recorder.close()
+
+
 def test_every_stored_field_has_a_row_on_its_page():
     page = (Path(__file__).parents[2] / "docs" / "trajectories.md").read_text()
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]

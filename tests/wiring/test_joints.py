@@ -356,3 +356,11 @@ def test_an_environment_in_another_process_is_no_callbacks(ray_cluster, tiny_mod
     refused = pytest.raises(RllmGymError, match=r"env_process: on_environment_created gets .* Leave one of them out\.")
     with refused, run(tiny_model, steps=0, env_process=True, **{option: value}):
         pass
+
+
+def test_what_is_held_out_is_not_trained_on(ray_cluster, tiny_model):
+    options = {"data": "expert", "num_expert_episodes": 8, "num_evaluation_samples": 3, "samples_per_step": 5}
+    with run(tiny_model, method="SFT", evaluation_interval=1, evaluation_duration=1, **options) as found:
+        algo = found.algo
+        assert (len(algo.training_items), len(algo.evaluation_items)) == (5, 3)
+        assert sorted([*algo.training_items, *algo.evaluation_items]) == list(range(8))
