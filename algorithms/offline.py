@@ -180,7 +180,7 @@ class OfflineAlgorithm(LLMAlgorithm):
             maker.chat,
             horizons=horizons,
             env_timeout_s=config.env_timeout_s,
-            env_process=config.env_process,
+            token_options=config.token_options,
         )
         groups = tasks.groups(0, config.num_expert_episodes if split is None else config.num_evaluation_samples)
         num_unsolved = 0

@@ -309,6 +309,12 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
         return {}
 
     @property
+    def token_options(self) -> dict[str, Any]:
+        """How whatever plays in the run makes environments that speak token ids: keywords of `make_token_env`."""
+        # A checkpoint of an earlier version has neither.
+        return {"stop": getattr(self, "stop", None), "in_process": getattr(self, "env_process", False)}
+
+    @property
     def policy_ids(self) -> list[str]:
         """The run's policies; RLlib's only one where none is named."""
         named: Any = self.policies

@@ -95,7 +95,9 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         self.error: str | None = None
         with self._errors_kept():
             self._open_tokenizer()
-            if self._has_env_processes and has_callbacks(self.config, self.callbacks, "on_environment_created"):
+            if self._token_options["in_process"] and has_callbacks(
+                self.config, self.callbacks, "on_environment_created"
+            ):
                 raise ConfigError(
                     "env_process: on_environment_created gets an environment, which is in another process; got both. "
                     "Leave one of them out."
@@ -130,8 +132,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         )
         self.chat = ChatTokenizer(model, vocab_size=vocab_size, **config.chat_options)
         self.environments = config.all_environments
-        # A checkpoint of an earlier version has neither.
-        self._stop, self._has_env_processes = getattr(config, "stop", None), getattr(config, "env_process", False)
+        self._token_options = config.token_options
         # Read once: the configuration makes them anew each time.
         self._opponent_specs, self._adapter_hosts = config.opponent_specs, config.adapter_hosts
 
@@ -199,9 +200,7 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
         return env
 
     def _make_token_env(self, environment: Any) -> Any:
-        return make_token_env(
-            environment, self.chat, self._opponent_specs, self._stop, in_process=self._has_env_processes
-        )
+        return make_token_env(environment, self.chat, self._opponent_specs, **self._token_options)
 
     def _module_ids(self) -> list[str]:
         return sorted(self.config.policies) if self.config.is_multi_agent else [DEFAULT_MODULE_ID]

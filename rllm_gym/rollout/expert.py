@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rllm_gym.errors import ConfigError
@@ -31,7 +32,7 @@ class ExpertPlayer:
         chat: encodes what the expert writes.
         horizons: the horizon of each environment, in turns.
         env_timeout_s: see `RolloutLoop`.
-        env_process: see `make_token_env`.
+        token_options: keywords of `make_token_env`.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class ExpertPlayer:
         *,
         horizons: Sequence[int | None],
         env_timeout_s: float | None = None,
-        env_process: bool = False,
+        token_options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.environments, self.chat, self.horizons = environments, chat, horizons
-        self.env_timeout_s, self.env_process = env_timeout_s, env_process
+        self.env_timeout_s, self.token_options = env_timeout_s, dict(token_options)
         self._fault: ConfigError | None = None
         self._loop: RolloutLoop | None = None  # made where it plays: its threads cannot be sent to a worker
 
@@ -82,7 +83,7 @@ class ExpertPlayer:
             self._loop = None
 
     def _make_env(self, env_index: int) -> Any:
-        env = make_token_env(self.environments[env_index], self.chat, in_process=self.env_process)
+        env = make_token_env(self.environments[env_index], self.chat, **self.token_options)
         return _Expert(self, env_index, env)
 
     def no_expert(self, env_index: int) -> ConfigError:
@@ -127,7 +128,7 @@ def play_experts(player: ExpertPlayer, groups: Sequence[TaskGroup], *, num_worke
 
     # Without CPUs of their own: inside a trial the actors share what the trial has.
     actor_class = ray.remote(num_cpus=0)(ExpertPlayer)
-    options = {name: getattr(player, name) for name in ("horizons", "env_timeout_s", "env_process")}
+    options = {name: getattr(player, name) for name in ("horizons", "env_timeout_s", "token_options")}
     actors = [actor_class.remote(player.environments, player.chat, **options) for _ in range(num_workers)]
     try:
         for episodes in ActorPool(actors).map(lambda actor, block: actor.play.remote(block), blocks):

@@ -364,3 +364,10 @@ def test_what_is_held_out_is_not_trained_on(ray_cluster, tiny_model):
         algo = found.algo
         assert (len(algo.training_items), len(algo.evaluation_items)) == (5, 3)
         assert sorted([*algo.training_items, *algo.evaluation_items]) == list(range(8))
+
+
+def test_an_expert_plays_what_the_run_would_let_a_policy_say(ray_cluster, tiny_model):
+    options = {"data": "expert", "num_expert_episodes": 4, "samples_per_step": 4}
+    with run(tiny_model, method="SFT", stop=["open"], **options) as found:
+        chat = found.algo.sample_maker().chat
+        assert {chat.decode(sample.tokens[sample.weight > 0]) for sample in found.algo.samples} == {"open"}

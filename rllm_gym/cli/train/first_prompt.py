@@ -64,7 +64,7 @@ def first_prompts(config: Any) -> Iterator[FirstPrompt]:
 def _settings(config: Any) -> dict[str, Any]:
     from rllm_gym.models import resolve_base_model
 
-    names = ("chat_options", "seed", "group_size", "env_timeout_s", "env_process", "stop")
+    names = ("chat_options", "seed", "group_size", "env_timeout_s", "token_options")
     model = resolve_base_model(config.base_model, allow_lookup=False)
     return {"model": str(model), **{name: getattr(config, name) for name in names}}
 
@@ -109,7 +109,7 @@ def _first_prompt(spec: Any, chat: Any, settings: dict[str, Any]) -> FirstPrompt
     from rllm_gym.training.task_sampler import TaskSampler
 
     def make_env(env_index: int) -> Any:
-        return make_token_env(spec, chat, stop=settings["stop"], in_process=settings["env_process"])
+        return make_token_env(spec, chat, **settings["token_options"])
 
     [group] = TaskSampler(
         [list_item_ids(spec, None)], [1.0], seed=settings["seed"] or 0, group_size=settings["group_size"]

@@ -30,7 +30,7 @@ def test_it_is_the_prompt_of_a_group_that_training_plays(ray_cluster: Any, tiny_
     with harness.run(tiny_model, env="seeds", seed=3) as run:
         trained = set(map(repr, Seeds.resets))
         [spec] = run.algo.config.environments
-        names = ("seed", "group_size", "env_timeout_s", "env_process", "stop")
+        names = ("seed", "group_size", "env_timeout_s", "token_options")
         settings = {name: getattr(run.algo.config, name) for name in names}
     Seeds.resets.clear()
     found = first_prompt._first_prompt(spec, ChatTokenizer(str(tiny_model)), settings)

@@ -148,8 +148,8 @@ def test_an_environment_that_fails_hangs_or_dies_at_its_reset_is_said(
     monkeypatch.syspath_prepend(str(calling_folder))
     spec = EnvironmentSpec("faulty", "my_package.faulty:me/Faulty-v0", {"how": how})
     config = SimpleNamespace(
-        environments=[spec], base_model="tiny", chat_options={}, seed=0, group_size=2, env_timeout_s=5.0,
-        env_process=False, stop=None,
+        all_environments=[spec], base_model="tiny", chat_options={}, seed=0, group_size=2, env_timeout_s=5.0,
+        token_options={},
     )  # fmt: skip
     [found] = first_prompt.first_prompts(config)
     assert found.error is not None
