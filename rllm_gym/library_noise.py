@@ -9,9 +9,9 @@ LOGGERS = ("ray", "ray.rllib", "ray.tune", "ray._private.worker", "ray._common.d
 
 
 def hold_back() -> None:
-    """Let Ray's loggers speak of errors alone, and transformers show no bar; call it after these are imported."""
-    for name in LOGGERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    """Let Ray's loggers speak of errors at most, and transformers show no bar; call it after these are imported."""
+    for logger in map(logging.getLogger, LOGGERS):
+        logger.setLevel(max(logger.level, logging.ERROR))  # the command's is muted: it tells of errors itself
     if "transformers" in sys.modules:
         from transformers.utils.logging import disable_progress_bar
 

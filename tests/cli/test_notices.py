@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rllm_gym.cli.ray_session import shown_notices
+from rllm_gym.library_noise import hold_back
 
 
 def say_twice(name):
@@ -58,3 +59,12 @@ def test_a_runners_lines_are_printed_by_the_driver_in_order_and_once(ray_cluster
     seen += capfd.readouterr().err
     lines = [line for line in seen.splitlines() if line.startswith("EnvRunner 3:")]
     assert lines == [f"EnvRunner 3: no episode has ended for {seconds} s" for seconds in (60, 120)]
+
+
+def test_what_the_command_mutes_stays_muted(monkeypatch):
+    loggers = {name: logging.getLogger(name) for name in ("ray", "ray.tune")}
+    for logger in loggers.values():
+        monkeypatch.setattr(logger, "level", logging.WARNING)
+    loggers["ray.tune"].setLevel(logging.CRITICAL)
+    hold_back()
+    assert [logger.level for logger in loggers.values()] == [logging.ERROR, logging.CRITICAL]
