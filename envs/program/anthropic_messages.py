@@ -42,6 +42,8 @@ def read(body: Payload) -> ModelRequest:
     said = some("messages", body.get("messages"))
     named = body.get("tool_choice", {"type": "auto"})
     kind = named.get("type") if isinstance(named, dict) else named
+    if isinstance(named, dict) and named.get("disable_parallel_tool_use"):
+        raise RequestError("disable_parallel_tool_use is not supported here. Leave it out.", code="unsupported")
     choice, replaced = tool_choice("required" if kind == "any" else kind, replaced)
     messages = []
     if system := text_of("system", body.get("system"), ("text",)):
@@ -102,7 +104,13 @@ def events(request: ModelRequest, choices: Sequence[Choice], usage: tuple[int, i
 
 
 def error(error: RequestError) -> Payload:
-    kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+    }
     kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": f"{error} ({error.code})"}}
 
@@ -140,8 +148,8 @@ def _messages(where: str, message: Any) -> list[Payload]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return [{"role": role, "content": content or ""}]
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise RequestError(f"{where}: content must be a text or a list of blocks; got {content!r:.100}.")
+    if not isinstance(content, list) or not content or not all(isinstance(block, dict) for block in content):
+        raise RequestError(f"{where}: content must be a text or a list of blocks, one at least; got {content!r:.100}.")
     special = "tool_use" if role == "assistant" else "tool_result"
     others = [block for block in content if block.get("type") == special]
     said = [block for block in content if block.get("type") != special]

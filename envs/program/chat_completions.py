@@ -21,6 +21,7 @@ from rllm_gym.envs.program.requests import (
     text_of,
     texts,
     tool_choice,
+    validate,
     whole,
 )
 
@@ -149,23 +150,12 @@ def _types() -> dict[str, Any]:
     return {name: TypeAdapter(type_) for name, type_ in types.items()}
 
 
-def _validate(what: str, kind: str, value: Any) -> None:
-    from pydantic import ValidationError
-
-    try:
-        _types()[kind].validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{what}: {place}: {first['msg']}; got {first['input']!r:.100}.") from error
-
-
 def _message(k: int, message: Any) -> Payload:
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ROLES:
         raise RequestError(f"messages[{k}]: role must be one of {', '.join(ROLES)}; got {role!r:.100}.")
     message = {name: value for name, value in message.items() if value is not None or name == "content"}
-    _validate(f"messages[{k}]", role, message)
+    validate(f"messages[{k}]", _types()[role], message)
     if "function_call" in message or "audio" in message:
         raise RequestError(f"messages[{k}]: function_call and audio are not supported; use tool_calls.")
     found: Payload = {
@@ -187,5 +177,5 @@ def _call(k: int, call: Any) -> Payload:
 
 
 def _tool(tool: Any) -> Payload:
-    _validate("tools", "a tool", tool)
+    validate("tools", _types()["a tool"], tool)
     return dict(tool)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from rllm_gym.envs.program.supervisor import remove_folder
+from rllm_gym.envs.program.supervisor import kill_all, remove_folder
 from rllm_gym.envs.text_space import UNREADABLE
 
 MAX_OUTPUT_BYTES = 1 << 20  # that are kept of what a program prints, the last ones
 MAX_FOLDER_BYTES = 1 << 30
 CLOSE_TIMEOUT_S = 15.0
+MARK = "RLLM_GYM_PROGRAM"  # a variable of all that a program starts, with the name of its folder
 # Of this process's variables: what a program of somebody else's has no business with.
 SECRETS = ("RAY_AUTH_TOKEN", "RLLM_GYM_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 
@@ -46,7 +50,7 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(supervisor), str(theirs), self.folder, *command],
                 cwd=self.folder,
-                env={**environment, "TMPDIR": self.folder, **variables},
+                env={**environment, "TMPDIR": self.folder, **variables, MARK: self.folder},
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -73,13 +77,20 @@ class Child:
         # Without what a terminal, in which this may be read, takes for orders.
         return UNREADABLE.sub("", " | ".join(line.strip()[:300] for line in said[-number:] if line.strip()))
 
-    def folder_bytes(self) -> int:
-        """Return the size of the files in its folder."""
-        total = 0
-        for root, _, files in os.walk(self.folder):
-            for name in files:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(root, name)).st_blocks * 512
+    def folder_bytes(self) -> float:
+        """Return the size of the files in its folder; infinity where some have too long a path to be measured."""
+        total, folders = 0, [self.folder]
+        while folders:
+            try:
+                with os.scandir(folders.pop()) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+                        else:
+                            total += entry.stat(follow_symlinks=False).st_blocks * 512
+            except OSError as error:  # it has gone meanwhile
+                if error.errno == errno.ENAMETOOLONG:
+                    return math.inf
         return total
 
     def end(self) -> None:
@@ -88,15 +99,29 @@ class Child:
             owner, self._owner = self._owner, -1
         if owner >= 0:
             os.close(owner)
+            self._process.send_signal(signal.SIGCONT)  # a program may have stopped it
 
     def close(self) -> None:
         """End it; safe to call twice."""
         self.end()
         if not self._is_closed:
             self._is_closed = True
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+            if self._process.wait() < 0:  # the supervisor has been killed itself
+                kill_all(self._marked)
             remove_folder(self.folder)
+
+    def _marked(self) -> list[int]:
+        """Return the ids of the processes that have this program's mark."""
+        found, mark = [], f"{MARK}={self.folder}\0".encode()
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+                if mark in file.read():
+                    found.append(int(name))
+        return found
 
     def _wait(self) -> None:
         self._process.wait()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import numbers
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -88,8 +90,23 @@ class ConversationEnv(TextEnv):
         counted = {"num_requests": self._num_requests, REPLACED_PARAMS: dict(self._replaced)}
         return {**super()._info(), **counted}
 
-    def _take(self, call: Call) -> str:
-        """Make a request the one that is answered next; return what it adds to what was said before."""
+    def _take(self, call: Call) -> StepResult | None:
+        """Return the step at a request; None for one that nobody waits for any more, or that is refused."""
+        if call.is_gone:
+            return None
+        try:
+            reply = self._show(call)
+        except RequestError as error:
+            call.refuse(error)
+            return None
+        return StepResult(reply, 0.0, is_over=False, is_invalid=False)
+
+    def _show(self, call: Call) -> str:
+        """Make a request the one that is answered next; return what it adds to what was said before.
+
+        Raises:
+            RequestError: it cannot be answered.
+        """
         asked = call.request
         if asked.replaced and self._sampling_params == "refuse":
             raise RequestError(
@@ -122,9 +139,16 @@ def reward_of(found: Any) -> tuple[float, bool]:
     """
     said = found if isinstance(found, Mapping) else {"reward": found}
     value = said.get("reward")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    reward = math.nan
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            reward = float(value)
+    if not math.isfinite(reward):
         raise ValueError(f"a reward must be a finite number, or a mapping with one as reward; got {found!r:.200}")
-    return float(value), bool(said.get("is_success", value >= 1))
+    is_success = said.get("is_success", reward >= 1)
+    if is_success not in (False, True):
+        raise ValueError(f"is_success must be true or false; got {is_success!r:.200}")
+    return reward, bool(is_success)
 
 
 def note_of_replaced(infos: Iterable[Mapping[str, Any]]) -> str:

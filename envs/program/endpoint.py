@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -38,6 +39,12 @@ FORMS: Mapping[str, Form] = {
 }
 
 
+def error_body(path: str, error: RequestError) -> Any:
+    """Return an error in the form of a path's SDK."""
+    form = anthropic_messages.FORM if path.startswith("/v1/messages") else chat_completions.FORM
+    return form.error(error)
+
+
 class Session:
     """One episode at the endpoint.
 
@@ -49,7 +56,7 @@ class Session:
         key: what the requests of a program have.
         reward_token: what a program posts its reward with.
         events: what has come: requests, and None for the end of the episode.
-        refusal: answers every request from then on.
+        refusal: answers every request from then on; `end` sets it.
         posted: the reward that was posted.
     """
 
@@ -60,6 +67,7 @@ class Session:
         self.refusal: RequestError | None = None
         self.posted: Any = None
         self._max_parallel = max_parallel
+        self._lock = threading.Lock()  # no request comes in behind the last look at them
         self.num_waiting = self.num_refused = 0  # requests; the endpoint's thread alone changes them
 
     def enter(self) -> None:
@@ -73,9 +81,23 @@ class Session:
 
     def submit(self, call: Call) -> None:
         """Let a call wait for its answer."""
-        if self.refusal is not None:
-            raise self.refusal
-        self.events.put(call)
+        with self._lock:
+            if self.refusal is not None:
+                raise self.refusal
+            self.events.put(call)
+
+    def end(self, refusal: RequestError) -> None:
+        """Answer every request that comes yet with an error."""
+        with self._lock:
+            self.refusal = refusal
+
+    def refuse_all(self) -> None:
+        """Answer what waits as `end` has said."""
+        assert self.refusal is not None
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (call := self.events.get_nowait()) is not None:
+                    call.refuse(self.refusal)
 
     def leave(self) -> None:
         """Let go of a request that has its answer, or gets none."""
@@ -98,7 +120,8 @@ class Endpoint:
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/reward", self._take_reward, methods=["POST"]),
         ]
-        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, RequestError: _refused})
+        handlers: Any = {HTTPException: _not_found, RequestError: _refused, Exception: _broken}
+        self.app = Starlette(routes=routes, exception_handlers=handlers)
 
     def admit(self, request: Request, *, is_reward: bool = False) -> None:
         """Refuse a request whose body need not be read."""
@@ -171,17 +194,11 @@ class ProgramEndpoint(Endpoint):
 
     def close(self, session: Session) -> None:
         """Answer whatever waits or comes yet with an error."""
-        session.refusal = RequestError("the episode has ended.", 410, "episode_ended")
+        session.end(RequestError("the episode has ended.", 410, "episode_ended"))
         with self._lock:
             for key in (session.key, session.reward_token):
                 self._sessions.pop(_hash(key), None)
-        try:
-            while True:
-                call = session.events.get_nowait()
-                if call is not None:
-                    call.refuse(session.refusal)
-        except queue.Empty:
-            pass
+        session.refuse_all()
 
     def admit(self, request: Request, *, is_reward: bool = False) -> None:
         self._session(request, is_reward=is_reward)
@@ -294,8 +311,11 @@ async def _unless_gone(request: Request, call: Call) -> Any:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     headers = {"retry-after": "1"} if error.status in (429, 503) else {"x-should-retry": "false"}
-    form = FORMS.get(request.url.path, chat_completions.FORM)
-    return JSONResponse(form.error(error), error.status, headers)
+    return JSONResponse(error_body(request.url.path, error), error.status, headers)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return await _refused(request, RequestError("the endpoint itself has failed; its log says how.", 500, "internal"))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

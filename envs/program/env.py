@@ -130,7 +130,7 @@ class ProgramEnv(ConversationEnv):
         Returns the reward, which is 0 where the program ends without one, and the info.
         """
         error = RequestError("the episode has had all the turns that it may take.", 400, "max_turns")
-        self._session.refusal = error
+        self._session.end(error)
         self._refuse_waiting(error)
         end_s = time.monotonic() + GRACE_S
         reward = 0.0
@@ -207,15 +207,9 @@ class ProgramEnv(ConversationEnv):
                 continue
             if call is None:
                 return self._ended()
-            if call.is_gone:
-                continue
-            try:
-                reply = self._take(call)
-            except RequestError as error:
-                call.refuse(error)
-                continue
-            self._spent_s += time.monotonic() - begun_s
-            return StepResult(reply, 0.0, is_over=False, is_invalid=False)
+            if (step := self._take(call)) is not None:
+                self._spent_s += time.monotonic() - begun_s
+                return step
 
     def _ended(self) -> StepResult:
         """Return the last step, of a program that has ended."""
@@ -239,7 +233,7 @@ class ProgramEnv(ConversationEnv):
             lines = child.output.strip().splitlines()
             try:
                 found = json.loads(lines[-1]) if lines else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if found is None:
                 self._fail('its last line must be its reward as JSON, such as 1 or {"reward": 1}')

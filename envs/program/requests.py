@@ -198,6 +198,18 @@ def function_call(id_: Any, name: str, arguments: Any) -> Payload:
     return {"id": str(id_), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def validate(what: str, type_: Any, value: Any) -> None:
+    """Hold a value against an SDK's type, as a TypeAdapter; `RequestError` with the first fault where it is another."""
+    from pydantic import ValidationError
+
+    try:
+        type_.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
+        raise RequestError(f"{what}: {place}{first['msg']}; got {first['input']!r:.100}.") from error
+
+
 def function_tool(name: str, description: Any, parameters: Any) -> Payload:
     """Return a tool in the form of chat completions; `RequestError` where its parameters are no schema."""
     if not isinstance(parameters, dict | None):
@@ -292,5 +304,8 @@ def text_of(where: str, content: Any, kinds: Sequence[str]) -> str:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else part
         if kind not in kinds or not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}: a content may hold text alone; got {kind!r:.100}.", code="unsupported")
+            raise RequestError(
+                f"{where}: a content may hold text alone; got {part if kind in kinds else kind!r:.100}.",
+                code="unsupported",
+            )
     return "".join(part["text"] for part in parts)

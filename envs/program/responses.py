@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from rllm_gym.envs.program import chat_completions
@@ -21,6 +22,7 @@ from rllm_gym.envs.program.requests import (
     some,
     text_of,
     tool_choice,
+    validate,
     whole,
 )
 
@@ -171,7 +173,16 @@ def _add(messages: list[Payload], where: str, item: Any) -> None:
         raise RequestError(f"{where}: type {kind!r:.100} is not supported.", code="unsupported")
 
 
+@lru_cache
+def _tool_type() -> Any:
+    from openai.types.responses import FunctionTool
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(FunctionTool)
+
+
 def _tool(tool: Any) -> Payload:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise RequestError(f"tools: must be functions with a name; got {tool!r:.100}.", code="unsupported")
+    validate("tools", _tool_type(), tool)
     return function_tool(tool["name"], tool.get("description"), tool.get("parameters"))

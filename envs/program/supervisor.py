@@ -10,7 +10,6 @@ import ctypes
 import os
 import resource
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -40,29 +39,47 @@ def processes_below(root):
     return found
 
 
-def kill_all_below():
-    """Kill and reap every descendant; orphans have become children of this process."""
+def left_below():
+    """Reap what has ended of this process's descendants, and return the rest; orphans have become its children."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return processes_below(os.getpid())
+
+
+def kill_all(find):
+    """Kill all processes whose ids a function returns, until it returns none."""
     end_s = time.monotonic() + KILL_TIMEOUT_S
-    while (found := processes_below(os.getpid())) and time.monotonic() < end_s:
+    while (found := find()) and time.monotonic() < end_s:
         for number in (signal.SIGSTOP, signal.SIGKILL):  # what stands still forks no more
             for pid in found:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):  # it has ended, or has another user's rights
                     os.kill(pid, number)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
         time.sleep(0.005)
 
 
 def remove_folder(folder):
-    """Remove a folder, also where it has some that nobody may write to, as a module cache of Go's has."""
-    for root, folders, _ in os.walk(folder):
-        for name in folders:
-            path = os.path.join(root, name)
-            if not os.path.islink(path):
+    """Remove a folder, also where it has some that nobody may write to, as a module cache of Go's has.
+
+    Folders in folders come up to the top first: of thousands, each in the one before, no path would be short enough.
+    """
+    mark, folders = os.urandom(8).hex(), [folder]
+    for path in folders:  # which grow
+        with contextlib.suppress(OSError):
+            os.chmod(path, 0o700)
+            with os.scandir(path) as entries:
+                found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for k, (inner, is_folder) in enumerate(found):
                 with contextlib.suppress(OSError):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+                    if is_folder:
+                        os.chmod(inner, 0o700)  # else it cannot be moved
+                        folders.append(os.path.join(folder, f"{mark}-{len(folders)}-{k}"))
+                        os.rename(inner, folders[-1])
+                    else:
+                        os.unlink(inner)
+    for path in reversed(folders):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 def begin_program():
@@ -86,7 +103,7 @@ def main():
     ended = os.pidfd_open(program.pid)
     ready, _, _ = select.select([owner, ended], [], [])
     code = program.wait() if ended in ready else 0
-    kill_all_below()
+    kill_all(left_below)
     if owner in ready:
         remove_folder(folder)
     sys.exit(code if code >= 0 else 128 - code)

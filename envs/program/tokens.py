@@ -36,7 +36,8 @@ class ProgramTokenEnv(TokenEnv):
         program: Any = env.unwrapped
         program.check_request, program.read_text = self._check, self._read
         self._program = program
-        self._parser: Any = None
+        self._parser: Any = None  # for `_tools`: some families write arguments without their types
+        self._tools: Sequence[Any] = ()
         self._logp: Sequence[float] | None = None  # of the next action's tokens
         self._actions_taken: list[list[int]] = []
         self._said: list[dict[str, str]] = []
@@ -109,7 +110,7 @@ class ProgramTokenEnv(TokenEnv):
             RequestError: it cannot be.
         """
         if request.tools:
-            self._need_tools()
+            self._need_parser(request.tools)
         messages = _readable(request.messages)
         turns = [message["content"] for message in self._said if message["role"] == "assistant"]
         for k, turn in request.own_turns.items():
@@ -125,15 +126,15 @@ class ProgramTokenEnv(TokenEnv):
             raise RequestError(f"a prompt may have {self._most_tokens} tokens; got {len(ids)}.")
         self._prompt, self._num_before = ids, num_before if sampled else 1
 
-    def _need_tools(self) -> None:
+    def _need_parser(self, tools: Sequence[Any]) -> None:
         if not self.chat.takes_tools:
             raise RequestError("the model's chat template knows no tools. Leave tools out.", code="unsupported")
-        if self._parser is None:
+        if self._parser is None or tools != self._tools:
             name = self._program.tool_parser or choose_parser(self.chat)
             if name is None:
                 raise RequestError("it is not known how the model writes tool calls; set tool_parser.", 501)
             try:
-                self._parser = load_parser(name, self.chat.tokenizer)
+                self._parser, self._tools = load_parser(name, self.chat.tokenizer, tools), tools
             except ConfigError as error:
                 raise RequestError(str(error), 501, "unsupported") from error
 

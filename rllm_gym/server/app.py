@@ -165,14 +165,14 @@ def listen(binding: Binding) -> Iterator[tuple[socket.socket, str]]:
         yield listening, f"http://{host}:{port}"
 
 
-def guarded(app: Any, binding: Binding, *, is_bounded: bool = False) -> uvicorn.Config:
+def guarded(app: Any, binding: Binding, *, error_body: Any = None) -> uvicorn.Config:
     """Return how uvicorn serves an application behind the guard.
 
     Args:
-        is_bounded: see `Guard`.
+        error_body: see `Guard`.
     """
     return uvicorn.Config(
-        Guard(app, token=binding.token, max_bytes=binding.max_bytes, is_bounded=is_bounded),  # type: ignore[arg-type]
+        Guard(app, token=binding.token, max_bytes=binding.max_bytes, error_body=error_body),  # type: ignore[arg-type]
         http="h11",  # which bounds a request's header; httptools keeps all of it
         log_level="warning",
         access_log=False,

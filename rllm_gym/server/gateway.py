@@ -21,7 +21,7 @@ from starlette.requests import Request
 from rllm_gym.data.writer import Recorder
 from rllm_gym.envs.base import StepResult
 from rllm_gym.envs.program.conversation import ConversationEnv, note_of_replaced, reward_of
-from rllm_gym.envs.program.endpoint import SESSION, Endpoint, Session, serve_in_thread
+from rllm_gym.envs.program.endpoint import SESSION, Endpoint, Session, error_body, serve_in_thread
 from rllm_gym.envs.program.requests import ModelRequest, OwnTurns, RequestError, prefix_keys
 from rllm_gym.envs.program.tokens import ProgramTokenEnv
 from rllm_gym.errors import ConfigError, EnvError
@@ -44,6 +44,12 @@ WAIT_S = 0.1  # between two looks for what has begun or lain idle
 def ended() -> RequestError:
     """Return the answer of a conversation that has ended; the SDKs ask again by themselves."""
     return RequestError("this conversation has just ended. Ask again: that begins another one.", 503, "has_ended")
+
+
+def guards_error(path: str, status: int, why: str) -> Any:
+    """Return the body of an error before any request is read, as the SDKs know it."""
+    codes = {401: "invalid_api_key", 403: "forbidden", 413: "too_large"}
+    return error_body(path, RequestError(why, status, codes[status]))
 
 
 class Conversation(Session):
@@ -162,7 +168,7 @@ class Gateway(Endpoint):
 
     def _end(self, conversation: Conversation) -> None:
         if self._open.pop(conversation.name, None) is conversation:
-            conversation.refusal = ended()
+            conversation.end(ended())
             conversation.events.put(None)
 
 
@@ -226,17 +232,11 @@ class GatewayEnv(ConversationEnv):
 
     def _wait(self) -> StepResult:
         while (call := self._session.events.get()) is not None:
-            if call.is_gone:
-                continue
-            try:
-                reply = self._take(call)
-            except RequestError as error:
-                call.refuse(error)
-                if not self._num_turns:  # of a conversation with nothing in it nobody knows
-                    self._gateway.end(self._session)
-                continue
-            self._task = self._task or prefix_keys(call.request.messages)[-1].hex()[:12]
-            return StepResult(reply, 0.0, is_over=False, is_invalid=False)
+            if (step := self._take(call)) is not None:
+                self._task = self._task or prefix_keys(call.request.messages)[-1].hex()[:12]
+                return step
+            if not self._num_turns and self._session.events.empty():  # nobody knows of what has nothing in it
+                self._gateway.end(self._session)
         return self._ended()
 
     def _ended(self) -> StepResult:
@@ -255,10 +255,7 @@ class GatewayEnv(ConversationEnv):
             return
         self._gateway.end(self._session)
         self._refuse_waiting(ended())
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (call := self._session.events.get_nowait()) is not None:
-                    call.refuse(ended())
+        self._session.refuse_all()
 
     def _fail(self, why: str) -> NoReturn:
         self._leave()
@@ -330,7 +327,7 @@ def serve(
         )  # fmt: skip
         stack.callback(loop.close)
         stack.enter_context(_ends_on_signals(gateway))
-        stack.callback(serve_in_thread(guarded(gateway.app, binding, is_bounded=True), listening))
+        stack.callback(serve_in_thread(guarded(gateway.app, binding, error_body=guards_error), listening))
         say(f"serving {policy.name} at {url}   (OPENAI_BASE_URL={url}/v1, ANTHROPIC_BASE_URL={url})")
         note, num_recorded, num_failed = "", 0, 0
         for group in played(gateway, loop, drain_s=binding.drain_s):

@@ -33,11 +33,19 @@ class Guard:
         token: what `Authorization: Bearer` must have, or `X-API-Key`, which Anthropic's clients send. None lets in who
             calls this machine by a name of its own, and no page of another site.
         max_bytes: of a request's body; uvicorn's `ws_max_size` does the same for a WebSocket's messages.
-        is_bounded: the application's answers tell one fault at most, so that keys and values need not be counted.
+        error_body: (path, status, why) -> body, of an application that has errors of a form of its own. It looks after
+            its bodies itself: quotes one fault of them at most, and no lone surrogates.
     """
 
-    def __init__(self, app: App, *, token: str | None, max_bytes: int, is_bounded: bool = False) -> None:
-        self._app, self._max_bytes, self._is_bounded = app, max_bytes, is_bounded
+    def __init__(
+        self,
+        app: App,
+        *,
+        token: str | None,
+        max_bytes: int,
+        error_body: Callable[[str, int, str], Any] | None = None,
+    ) -> None:
+        self._app, self._max_bytes, self._error_body = app, max_bytes, error_body
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._version = package_version()
         self._others: set[str] = set()  # versions that were spoken of
@@ -54,11 +62,11 @@ class Guard:
             await self._app(scope, _bounded(receive, send), send)
         elif (body := await self._read(receive)) is None:
             await self._refuse(scope, receive, send, 413, f"A request may have {self._max_bytes} bytes.")
-        elif not _is_readable(body):
+        elif self._error_body is None and not _is_readable(body):
             await self._refuse(
                 scope, receive, send, 400, "The body must be JSON, and its texts without lone surrogates."
             )
-        elif not self._is_bounded and not _is_small(body):
+        elif self._error_body is None and not _is_small(body):
             await self._refuse(
                 scope, receive, send, 413, f"A request may have {MAX_KEYS} short keys and {MAX_VALUES} values."
             )
@@ -97,7 +105,8 @@ class Guard:
             await receive()
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP 403
             return
-        response: Response = JSONResponse({"error": why}, status, headers)
+        body = {"error": why} if self._error_body is None else self._error_body(scope["path"], status, why)
+        response: Response = JSONResponse(body, status, headers)
         await response(scope, receive, self._with_version(send))  # type: ignore[arg-type]
 
     def _with_version(self, send: Send) -> Send:

