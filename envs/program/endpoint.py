@@ -58,6 +58,9 @@ class Session:
         events: what has come: requests, and None for the end of the episode.
         refusal: answers every request from then on; `end` sets it.
         posted: the reward that was posted.
+        num_waiting: requests that have no answer yet; the endpoint's thread alone counts these and the next ones.
+        num_refused: requests that were answered with an error.
+        last_refused: why the last of them was.
     """
 
     def __init__(self, max_parallel: int, name: str = "") -> None:
@@ -68,16 +71,22 @@ class Session:
         self.posted: Any = None
         self._max_parallel = max_parallel
         self._lock = threading.Lock()  # no request comes in behind the last look at them
-        self.num_waiting = self.num_refused = 0  # requests; the endpoint's thread alone changes them
+        self.num_waiting = self.num_refused = 0
+        self.last_refused = ""
 
     def enter(self) -> None:
         """Take in a request, whether it has been read or not, until it leaves."""
         if self.num_waiting >= self._max_parallel:
-            self.num_refused += 1
-            raise RequestError(
+            error = RequestError(
                 f"at most {self._max_parallel} requests may wait at once (max_parallel).", 429, "too_many_requests"
             )
+            self.count_refused(error)
+            raise error
         self.num_waiting += 1
+
+    def count_refused(self, error: RequestError) -> None:
+        self.num_refused += 1
+        self.last_refused = str(error)
 
     def submit(self, call: Call) -> None:
         """Let a call wait for its answer."""
@@ -146,9 +155,9 @@ class Endpoint:
             session = session or self.enter_by(request, call.request)
             session.submit(call)
             choices, usage = await _unless_gone(request, call)
-        except RequestError:
+        except RequestError as error:
             if session is not None:
-                session.num_refused += 1
+                session.count_refused(error)
             raise
         finally:
             if session is not None:

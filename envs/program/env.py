@@ -200,7 +200,10 @@ class ProgramEnv(ConversationEnv):
                 if self._child is not None and self._child.folder_bytes() > MAX_FOLDER_BYTES:
                     self._fail(f"its folder may hold {MAX_FOLDER_BYTES >> 20} MiB, and holds more")
             if self._session.num_refused > MAX_REFUSED:
-                self._fail(f"it floods the endpoint: {self._session.num_refused} of its requests were refused")
+                self._fail(
+                    f"it floods the endpoint: {self._session.num_refused} of its requests were refused, the last one "
+                    f"with: {self._session.last_refused}"
+                )
             try:
                 call = self._session.events.get(timeout=min(left_s, LOOK_S))
             except queue.Empty:
@@ -218,7 +221,10 @@ class ProgramEnv(ConversationEnv):
         if child.exit_code:
             self._fail(f"it ended with exit code {child.exit_code}")
         if not self._num_turns:
-            self._fail("it ended without a request, so that there is nothing to learn from")
+            errors = (
+                f"; the last of {session.num_refused} errors: {session.last_refused}" if session.num_refused else ""
+            )
+            self._fail(f"it ended without a request that was answered, so that there is nothing to learn from{errors}")
         if self._reward is not None:
             task = self._tasks[self.index]
             try:
