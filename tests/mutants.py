@@ -143,7 +143,7 @@ MUTANTS = [
     Mutant(
         "what a program has started outlives it",
         f"{PROGRAM}/supervisor.py",
-        "    code = program.wait() if ended in ready else 0\n    kill_all_below()",
+        "    code = program.wait() if ended in ready else 0\n    kill_all(left_below)",
         "    code = program.wait() if ended in ready else 0",
         f"{PROGRAM_TESTS} -k has_started",
     ),
