@@ -268,15 +268,23 @@ class ProgramEnv(ConversationEnv):
 
 
 def _command_of(command: Any) -> list[str]:
-    if isinstance(command, str):
+    if isinstance(command, str) and ":" in command:
         import_object("ProgramEnv: command", command)
         return [sys.executable, "-m", "rllm_gym.envs.program.call_function", command]
-    if not isinstance(command, Sequence) or not command or not all(isinstance(part, str) for part in command):
+    is_list = isinstance(command, Sequence) and not isinstance(command, str)
+    if not is_list or not command or not all(isinstance(part, str) for part in command):
         raise ConfigError(
             "ProgramEnv: command must be a list of texts, like [python, my_agent.py], or one text, "
             f'"module:function"; got {command!r}. Correct it.'
         )
-    first = sys.executable if command[0] in ("python", "python3") else command[0]
+    first = command[0]
+    if first in ("python", "python3"):
+        if len(command) > 1 and not command[1].startswith("-") and not Path(command[1]).is_file():
+            raise ConfigError(
+                f"ProgramEnv: command must name a program that is there; got {command[1]!r}, which is no file in "
+                f"{os.getcwd()}, where the run starts. Correct it."
+            )
+        first = sys.executable
     return [str(Path(part).absolute()) if Path(part).is_file() else part for part in [first, *command[1:]]]
 
 

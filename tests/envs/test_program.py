@@ -539,7 +539,8 @@ def test_tasks_have_splits_and_categories(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"command": []}, {"command": "nowhere:agent"}, {"tasks": []}, {"tasks": "nowhere.jsonl"}, {"tasks": ["a"]},
+        {"command": []}, {"command": "nowhere:agent"}, {"command": "python my_agent.py"},
+        {"command": ["python", "nowhere.py"]}, {"tasks": []}, {"tasks": "nowhere.jsonl"}, {"tasks": ["a"]},
         {"tasks": [{"a": "b" * 200_000}]}, {"reward": "nowhere:score"}, {"timeout_s": 0}, {"max_parallel": "many"},
         {"sampling_params": "mine"}, {"system_prompt": "Be brief."},
     ],
