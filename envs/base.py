@@ -173,6 +173,8 @@ class TextEnv(HasItems, gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take what the model wrote, of which `MAX_TEXT_CHARS` are read; info is that of the class docstring."""
         result = self.act(action[:MAX_TEXT_CHARS] if isinstance(action, str) else action)
+        if not isinstance(result, StepResult):
+            raise TypeError(f"{self._who}: act must return a StepResult; got {result!r:.200}. Return one.")
         self.is_invalid_action = result.is_invalid
         if self.render_mode == "ansi":
             self._transcript += [indent(action, "> ", lambda line: True), result.reply]

@@ -152,6 +152,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[TokenIds, dict[str, Any]]:
         text, info = self.env.reset(seed=seed, options=options)
+        check_info(info, self)
         said: dict[str, Any] = {
             name: self.env.get_wrapper_attr(name)
             for name in ("system_prompt", "preamble")
@@ -169,6 +170,7 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
         said = self._conversation.act(check_action(action, self._actions, self))
         text = UNREADABLE.sub("", said[: end_of_first(said, self.stop)])
         reply, reward, terminated, truncated, info = self.env.step(text)
+        check_info(info, self)
         observation = hear(
             self._conversation,
             reply,
@@ -184,6 +186,12 @@ class TokenEnv(gymnasium.Wrapper[TokenIds, TokenIds, str, str], RecordConstructo
     def _with_messages(self, info: dict[str, Any]) -> dict[str, Any]:
         said = {key: value for key, value in info.items() if key not in (REQUEST, CONTEXT_TURNS, REPLIES)}
         return {**said, **told_of(self._conversation)}
+
+
+def check_info(info: Any, who: Any) -> None:
+    """Raise TypeError where an environment's info is none."""
+    if not isinstance(info, dict):
+        raise TypeError(f"{who}: an info must be a dictionary; got {info!r:.200}. Return one.")
 
 
 def told_of(conversation: Conversation | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -247,7 +248,10 @@ def _info(info: Any, env_id: str) -> dict[str, Any]:
 
 
 def _finite(reward: SupportsFloat, env_id: str) -> float:
-    value = float(reward)
+    value = math.nan
+    if not isinstance(reward, str | bytes):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            value = float(reward)
     if not math.isfinite(value):
-        raise EnvError(f"{env_id}: a reward must be a finite number; got {value}.")
+        raise EnvError(f"{env_id}: a reward must be a finite number; got {reward!s:.100}.")
     return value

@@ -246,3 +246,15 @@ def test_an_environment_that_says_something_else_than_text_is_named():
     env.reset = lambda seed=None, options=None: (5, {})
     with pytest.raises(TypeError, match=r"Echo.*: an observation must be a string; got 5\. Put it into words\."):
         wrap(env).reset()
+
+
+def test_an_environment_without_an_info_or_a_result_is_named(monkeypatch):
+    env = Echo()
+    env.reset = lambda seed=None, options=None: ("Say it.", None)
+    with pytest.raises(TypeError, match=r"Echo.*: an info must be a dictionary; got None\. Return one\."):
+        wrap(env).reset()
+    crafting = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text")
+    crafting.reset(seed=0)
+    monkeypatch.setattr(crafting.unwrapped, "act", lambda action: None)
+    with pytest.raises(TypeError, match=r"TextCraft.*: act must return a StepResult; got None\. Return one\."):
+        crafting.step("inventory")
