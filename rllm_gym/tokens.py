@@ -798,20 +798,17 @@ class Conversation:
         self._opening = np.asarray(ids, np.int64)
         return self._opening
 
-    def act(self, ids: Sequence[int] | TokenIds, text: str | None = None) -> str:
-        """Record a turn and return its text, without the token that ended it.
+    def act(self, ids: Sequence[int] | TokenIds) -> str:
+        """Record a sampled turn and return its text, without the token that ended it.
 
         Other special tokens are spelt out. A turn without the end-of-turn token was cut; the next reply supplies it.
-
-        Args:
-            text: the message that the template wrote these ids for; None where they were sampled.
         """
         if not self._awaits_action:
             raise ValueError(
                 "Conversation: the policy acts after a generation prompt; got an action without one. Reset first."
             )
         sampled = np.asarray(ids, np.int64).tolist()
-        text = self.chat.said(sampled) if text is None else text
+        text = self.chat.said(sampled)
         self._begins.append(len(self.messages))
         self.messages.append(_message("assistant", text))
         self._kept = [*self._kept, len(self._actions)]

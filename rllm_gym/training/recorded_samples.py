@@ -130,7 +130,8 @@ class SampleMaker:
             # What was said before changes nothing where history is append-only.
             before = conversation.messages if self.chat.history == "as_template" else [{"role": "user", "content": "?"}]
             action_ids = self.chat.encode_answer([*before, dict(answer)])
-            conversation.act(action_ids, answer["content"])
+            conversation.act(action_ids)
+            conversation.messages[-1]["content"] = answer["content"]  # from which the template wrote these ids
             yield Turn(
                 observation_ids=observation_ids,
                 action_ids=np.asarray(action_ids, np.int64),
