@@ -14,7 +14,6 @@ from rllm_gym.algorithms.policy_learner import PolicyLearner
 from rllm_gym.checkpoints import RLLIB_FILE, module_folder, module_ids, read_config, resolve_checkpoint
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.deepspeed import Forward
-from rllm_gym.learner.logps import compute_logps, read
 from rllm_gym.learner.packing import MicroBatch
 from rllm_gym.learner.rl_module import LLMModule, load_language_model
 from rllm_gym.models import resolve_tokenizer
@@ -38,16 +37,14 @@ class DistillLearner(PolicyLearner):
         check_tokenizers(self.config.teacher, str(self.config.base_model))
         teacher = load_teacher(self.config.teacher, self.config.weight_dtype, self.config.trust_remote_code)
         fix_rotary_frequencies(teacher, self.config.max_model_len)
-        self.teacher = teacher.to(self._device).requires_grad_(False).eval()
+        # A divergence reads the teacher within the policy's own forward pass.
+        self.teacher = self.freeze(teacher, is_whole=self.config.divergence is not None)
 
     @override(PolicyLearner)
     def score_forward(self, name: str, module_id: str) -> Forward:
         if name != "ref_logp":
             return super().score_forward(name, module_id)
-        temperature = float(self.config.temperature)
-        return lambda inputs: {
-            name: compute_logps(self.teacher, read(self.teacher, inputs), inputs, temperature=temperature)["logp"]
-        }
+        return lambda inputs: {name: self.teacher(inputs)["logp"]}
 
     @override(PolicyLearner)
     def model_inputs(self, part: MicroBatch) -> dict[str, Any]:
@@ -58,7 +55,7 @@ class DistillLearner(PolicyLearner):
         def from_teacher(logp_NV: torch.Tensor, teacher_NV: torch.Tensor) -> torch.Tensor:
             return divergence(logp_NV, teacher_NV, kind=config.divergence, beta=config.jsd_beta)
 
-        return {**inputs, "compared_with": (self.teacher, from_teacher)}
+        return {**inputs, "compared_with": (self.teacher.lm, from_teacher)}
 
     @override(PolicyLearner)
     def token_loss(

@@ -17,7 +17,6 @@ from rllm_gym.algorithms.functional import (
     probability_ratio,
 )
 from rllm_gym.learner.deepspeed import DeepSpeedLearner, Forward
-from rllm_gym.learner.logps import compute_logps, read
 from rllm_gym.learner.rl_module import load_language_model
 from rllm_gym.rotary import fix_rotary_frequencies
 
@@ -53,16 +52,16 @@ class PolicyLearner(DeepSpeedLearner):
         self.kl_coeff: dict[str, float] = {}
         self._num_loss_tokens = self.config.num_loss_tokens
         super().build()
-        # Outside the modules: neither trained nor sharded, synced or saved. Policies of one base model share one.
-        self._reference_lms: dict[str, Any] = {}
+        # Outside the modules: neither trained nor synced or saved. Policies of one base model share one.
+        self._references: dict[str, Any] = {}
         policies = [self.module[id_] for id_ in self.engines if not self.module[id_].learner_only]
         trusts = {"trust_remote_code": True} if self.config.trust_remote_code else {}
         for policy in policies if self.config.kl_coeff > 0 else ():
             base_model = policy.model_config["base_model"]
-            if policy.model_config["lora"] is None and base_model not in self._reference_lms:
-                lm = load_language_model(base_model, self.config.weight_dtype, **trusts).to(self._device)
+            if policy.model_config["lora"] is None and base_model not in self._references:
+                lm = load_language_model(base_model, self.config.weight_dtype, **trusts)
                 fix_rotary_frequencies(lm, self.config.max_model_len)
-                self._reference_lms[base_model] = lm.requires_grad_(False).eval()
+                self._references[base_model] = self.freeze(lm)
 
     @override(DeepSpeedLearner)
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
@@ -142,13 +141,12 @@ class PolicyLearner(DeepSpeedLearner):
     def score_forward(self, name: str, module_id: str) -> Forward:
         if name != "ref_logp":
             return super().score_forward(name, module_id)
-        settings, temperature = self.module[module_id].model_config, float(self.config.temperature)
+        settings = self.module[module_id].model_config
 
         def forward(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
             if settings["lora"] is not None:  # the reference is the model without its adapter
                 with self.module[module_id].lm.disable_adapter():
                     return {name: self.engines[module_id](inputs)["logp"]}
-            lm = self._reference_lms[settings["base_model"]]
-            return {name: compute_logps(lm, read(lm, inputs), inputs, temperature=temperature)["logp"]}
+            return {name: self._references[settings["base_model"]](inputs)["logp"]}
 
         return forward

@@ -37,6 +37,7 @@ def option(name: str, file: str, old: str, new: str) -> Mutant:
 
 POLICY, LOSS = "algorithms/policy_gradient.py", "algorithms/policy_learner.py"
 LEARNER = "rllm_gym/learner/deepspeed.py"
+ENGINE_FILES, ENGINE_FILE_TESTS = "rllm_gym/learner/engine_files.py", "tests/learner/test_engine_files.py"
 RUNNER, CONFIG = "rllm_gym/rollout/env_runner.py", "rllm_gym/training/config.py"
 EVALUATION, MAKER = "rllm_gym/training/evaluation.py", "rllm_gym/training/recorded_samples.py"
 AHEAD, AHEAD_TESTS = "rllm_gym/training/samples_ahead.py", "tests/training/test_samples_ahead.py"
@@ -611,7 +612,7 @@ MUTANTS = [
     Mutant(
         "a resumed run forgets the optimizer",
         "rllm_gym/training/algorithm.py",
-        '        self.on_all_learners(lambda learner: learner.load_engines(f"{path}/deepspeed"))\n',
+        "        self._load_engines(Path(path))\n",
         "",
         f"{JOINTS} -k resumed",
     ),
@@ -896,8 +897,29 @@ MUTANTS = [
         f"{VALUES} -k kl_in_the_reward",
     ),
     Mutant(
-        "a resumed schedule begins at the configured rate",
+        "the reference is whole on every learner",
         LEARNER,
+        'if is_whole or settings["zero_optimization"]["stage"] != 3:',
+        "if True:",
+        "tests/learner/test_frozen_models.py",
+    ),
+    Mutant(
+        "a converted optimizer begins anew",
+        ENGINE_FILES,
+        "safe_set_full_optimizer_state(parameter, state[key], key)",
+        "safe_set_full_optimizer_state(parameter, 0 * state[key], key)",
+        f"{ENGINE_FILE_TESTS} -k another_zero_stage",
+    ),
+    Mutant(
+        "weights share a converted step, and count it up together",
+        ENGINE_FILES,
+        "torch.as_tensor(value).clone()",
+        "torch.as_tensor(value)",
+        f"{ENGINE_FILE_TESTS} -k another_zero_stage",
+    ),
+    Mutant(
+        "a resumed schedule begins at the configured rate",
+        ENGINE_FILES,
         'kept = ("lr", "initial_lr") if engine.lr_scheduler is not None else ()',
         "kept = ()",
         f"{VALUES} -k schedules_rate",

@@ -21,6 +21,7 @@ NAMED_TUPLES = {"_asdict", "_fields", "_replace"}  # public, in spite of their u
 # What our classes override and what our code calls or reads: "module:name", or "module:Class.name" where the class
 # defines it or sets it on its instances.
 PRIVATE = [
+    "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state",
     "openenv.core.env_server.http_server:HTTPEnvServer._create_session",
     "os:_exit",
     "py4j.java_gateway:GatewayClient._get_connection",
@@ -69,12 +70,15 @@ PRIVATE = [
 UNDOCUMENTED = [
     "openenv.core.env_client:EnvClient._ensure_connected",  # both in a class that is made when openenv is there
     "openenv.core.env_client:EnvClient._ws",
+    "deepspeed.checkpoint.ds_to_universal:main",
     "deepspeed.ops:__compatible_ops__",
     "deepspeed.runtime.engine:DeepSpeedEngine.basic_optimizer",
     "deepspeed.runtime.engine:DeepSpeedEngine.get_global_grad_norm",
     "deepspeed.runtime.engine:DeepSpeedEngine.set_gradient_accumulation_boundary",
+    "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3.fp32_partitioned_groups_flat",
     "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3.refresh_fp32_params",
     "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.refresh_fp32_params",
+    "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.single_partition_of_fp32_groups",
     "peft.tuners.lora.layer:LoraLayer.lora_A",
     "peft.tuners.lora.layer:LoraLayer.lora_B",
     "peft.tuners.lora.layer:LoraLayer.scaling",

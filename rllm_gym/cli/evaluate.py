@@ -100,6 +100,7 @@ def evaluate(
                 greedy=greedy,
                 config=options,
                 out=out,
+                joins_cluster=ray_address is not None,
             )
             bundles = plan.algorithm.default_resource_request(plan.config).bundles
             with ray_session(ray_address, [bundles], verbose=verbose), _Estimate(plan.num_episodes) as estimate:

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,18 +18,17 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
-from rllm_gym.errors import ConfigError, NonFiniteError, RllmGymError
+from rllm_gym.errors import ConfigError, NonFiniteError
+from rllm_gym.learner import engine_files
 from rllm_gym.learner.batch import Batch, collate
 from rllm_gym.learner.libraries import import_deepspeed, wait_for_imports
-from rllm_gym.learner.logps import count_chunks, tokens_per_chunk
+from rllm_gym.learner.logps import FrozenModel, count_chunks, tokens_per_chunk
 from rllm_gym.learner.packing import MicroBatch, split_into_micro_batches
 from rllm_gym.learner.probes import attention_knee, count_parameters, row_faults
 from rllm_gym.memory import GIVE_BACK_EVERY, give_back_freed_memory, keep_freed_memory
 from rllm_gym.types import Sample
 from rllm_gym.weights.sender import WeightSender
 
-CHECKPOINT_TAG = "engine"
-SKIPPED = "num_skipped_steps"
 Forward = Callable[[dict[str, Any]], dict[str, torch.Tensor]]  # a micro-batch's model inputs -> outputs
 
 
@@ -104,6 +103,23 @@ class DeepSpeedLearner(WeightSender):
         if engine.zero_optimization_stage() == 3:
             module.gather_parameters = deepspeed.zero.GatheredParameters
         self.register_optimizer(module_id=module_id, optimizer=engine.basic_optimizer, params=parameters)
+
+    def freeze(self, lm: Any, *, is_whole: bool = False) -> Any:
+        """Return a module that scores with a model that learns nothing: model inputs -> `logp` and `entropy`.
+
+        At ZeRO-3 the learners share it as they share the policy.
+
+        Args:
+            is_whole: leave it whole on every learner, for what reads the model itself.
+        """
+        frozen = FrozenModel(lm.requires_grad_(False), temperature=float(self.config.temperature)).eval()
+        options = {"zero_optimization": self.config.deepspeed.get("zero_optimization", {})}
+        settings = deepspeed_config(self.config, sum(p.numel() for p in lm.parameters()), options)
+        if is_whole or settings["zero_optimization"]["stage"] != 3:
+            return frozen.to(self._device)
+        settings["zero_optimization"].pop("offload_optimizer", None)  # there is none
+        engine, *_ = import_deepspeed().initialize(model=frozen, config=settings, dist_init_required=False)
+        return engine
 
     def learning_rate(self, module_id: str) -> float:
         return self.config.option_of(module_id, "lr")
@@ -395,10 +411,18 @@ class DeepSpeedLearner(WeightSender):
         pass
 
     def save_engines(self, folder: str) -> None:
-        save_engines(self.engines, folder, self.num_skipped_steps)
+        engine_files.save_engines(self.engines, folder, self.num_skipped_steps)
 
-    def load_engines(self, folder: str) -> None:
-        load_engines(self.engines, folder, self.num_skipped_steps)
+    def engines_to_convert(self, folder: str) -> dict[str, tuple[engine_files.Layout, engine_files.Layout]]:
+        return engine_files.engines_to_convert(self.engines, folder)
+
+    def convert_engines(self, module_ids: Sequence[str], folder: str, converted: str) -> None:
+        """Convert modules' files, on one of the learners; the others see what it writes."""
+        if dist.get_rank() == 0:
+            engine_files.convert_engines(self.engines, module_ids, folder, converted)
+
+    def load_engines(self, folder: str, converted: str | None = None) -> None:
+        engine_files.load_engines(self.engines, folder, self.num_skipped_steps, converted)
         self._gather_weights()
 
 
@@ -457,48 +481,3 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             merge(merged[key], value) if isinstance(value, Mapping) and isinstance(merged.get(key), dict) else value
         )
     return merged
-
-
-# --- the files of engines in a checkpoint: weights, optimizer, schedule, and the steps that were skipped ---
-
-
-def save_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: Mapping[str, int]) -> None:
-    """Write every module's engine, with its count of skipped steps (collective: every learner must be asked)."""
-    for module_id, engine in engines.items():
-        engine.save_checkpoint(
-            f"{folder}/{module_id}", tag=CHECKPOINT_TAG, client_state={SKIPPED: num_skipped_steps.get(module_id, 0)}
-        )
-
-
-def load_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: MutableMapping[str, int]) -> None:
-    """Load the engines that `save_engines` wrote (collective), and `num_skipped_steps`.
-
-    Raises:
-        RllmGymError: the checkpoint lacks a module, or was written by another number of learners or ZeRO stage.
-    """
-    for module_id, engine in engines.items():
-        path = f"{folder}/{module_id}"
-        settings = [_settings_of(group) for group in engine.basic_optimizer.param_groups]
-        try:
-            loaded, client_state = engine.load_checkpoint(path, tag=CHECKPOINT_TAG)
-        except Exception as error:  # DeepSpeed raises anything from AssertionError to KeyError here
-            raise RllmGymError(f"{_cannot_load(path)} ({type(error).__name__}: {error})") from error
-        if loaded is None:
-            raise RllmGymError(_cannot_load(path))
-        num_skipped_steps[module_id] = client_state[SKIPPED]
-        # The configuration says how it goes on, not the checkpoint; but a schedule goes on where it was.
-        for group, configured in zip(engine.basic_optimizer.param_groups, settings, strict=True):
-            kept = ("lr", "initial_lr") if engine.lr_scheduler is not None else ()
-            group.update({name: value for name, value in configured.items() if name not in kept})
-
-
-def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter group's learning rate, betas and so on."""
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _cannot_load(path: str) -> str:
-    return (
-        f"DeepSpeedLearner: cannot load the optimizer state in {path}. Resume with the number of learners and the "
-        "ZeRO stage that wrote it, or start a new run from its exported model."
-    )

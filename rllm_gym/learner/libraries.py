@@ -27,6 +27,12 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
+def import_universal_checkpoint() -> Any:
+    """Return DeepSpeed's conversion of checkpoints to whole states, which is meant as a program."""
+    import_deepspeed()
+    return importlib.import_module("deepspeed.checkpoint.ds_to_universal")
+
+
 def import_in_background() -> None:
     """Begin to import transformers in a thread, for a learner that this process builds later.
 

@@ -36,6 +36,17 @@ def read(lm: PreTrainedModel, batch: Mapping[str, Any]) -> HiddenStates:
     return lambda row_N, column_N: hidden_BTH[row_N, column_N]
 
 
+class FrozenModel(torch.nn.Module):
+    """A model that only scores; one module, so that ZeRO-3 sees where its forward pass begins and ends."""
+
+    def __init__(self, lm: PreTrainedModel, *, temperature: float) -> None:
+        super().__init__()
+        self.lm, self.temperature = lm, temperature
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        return compute_logps(self.lm, read(self.lm, batch), batch, temperature=self.temperature)
+
+
 def compute_logps(
     lm: PreTrainedModel,
     states: HiddenStates,

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rllm_gym.errors import RllmGymError
@@ -415,13 +416,27 @@ class LLMAlgorithm(Algorithm):
         # A checkpoint of another run may carry the number of the weights that the runners hold.
         self.samplers.forget_weights()
         super().restore_from_path(path, *args, **kwargs)
-        self.on_all_learners(lambda learner: learner.load_engines(f"{path}/deepspeed"))
+        self._load_engines(Path(path))
         make_callback(
             "on_checkpoint_loaded",
             callbacks_objects=self.callbacks,
             callbacks_functions=self.config.callbacks_on_checkpoint_loaded,
             kwargs={"algorithm": self},
         )
+
+    def _load_engines(self, path: Path) -> None:
+        """Load the optimizers' states; those that other learners or another ZeRO stage wrote are converted first."""
+        folder = str(path / "deepspeed")
+        found = self.on_all_learners(lambda learner: learner.engines_to_convert(folder))
+        changed = found[0] if found else {}  # no learner is there where the policy only plays
+        if not changed:
+            self.on_all_learners(lambda learner: learner.load_engines(folder))
+            return
+        with TemporaryDirectory(dir=path, prefix=".converted-") as converted:  # where all learners see it
+            self.on_all_learners(lambda learner: learner.convert_engines(list(changed), folder, converted))
+            self.on_all_learners(lambda learner: learner.load_engines(folder, converted))
+        for module_id, (before, now) in changed.items():
+            logger.warning("%s: the optimizer's state of %s is converted, from %s to %s", path, module_id, before, now)
 
     @override(Algorithm)
     def load_checkpoint(self, checkpoint_dir: str) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,14 @@ from ray.exceptions import ActorDiedError
 from ray.tune import TuneError
 from rich.console import Console
 
-from rllm_gym.checkpoints import CheckpointInfo, newest_checkpoint, newest_intact_checkpoint, read_results, write_origin
+from rllm_gym.checkpoints import (
+    CheckpointInfo,
+    newest_checkpoint,
+    newest_intact_checkpoint,
+    read_config,
+    read_results,
+    write_origin,
+)
 from rllm_gym.cli.common import FAILED
 from rllm_gym.cli.ray_session import check_ray, ray_session
 from rllm_gym.cli.train.check import Checked, flat_keys
@@ -159,6 +166,8 @@ def train(
             reporter.say(f"watch it      rllm-gym view {os.path.relpath(run)}")
         if resumed:
             reporter.say(f"resuming {resumed.path} at train step {resumed.training_iteration}")
+            if changes := changed_options(read_config(resumed.path)[1].to_dict(), checked.configs[0].to_dict()):
+                reporter.say(f"options that differ from the checkpoint's: {changes}")
         with ending_on_signals(stopper, reporter, run), storage_errors_as_they_are():
             analysis = tune.run(
                 checked.algorithm,
@@ -228,6 +237,17 @@ def _checkpoint_to_resume(run: Path, say: Callable[[str], None]) -> CheckpointIn
     if info := newest_intact_checkpoint(run, say):
         return info
     raise ConfigError(f"resume: {run} holds no intact checkpoint. Run without --resume, or set checkpoint_frequency.")
+
+
+def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the options whose values differ, each as `name old -> new`; "" where none does."""
+
+    def same(old: Any, new: Any) -> bool:  # a checkpoint has paths from the root
+        are_paths = isinstance(old, str) and isinstance(new, str)
+        return old == new or (are_paths and os.path.abspath(old) == os.path.abspath(new))
+
+    names = sorted(name for name in before.keys() & now.keys() if not same(before[name], now[name]))
+    return ", ".join(f"{name} {before[name]!r} -> {now[name]!r}" for name in names)
 
 
 def _history(resumed: CheckpointInfo) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from rllm_gym.cli.ray_session import check_capacity
-from rllm_gym.cli.train.launch import StopWhen, describe_error, describe_summary, ending_on_signals
+from rllm_gym.cli.train.launch import StopWhen, changed_options, describe_error, describe_summary, ending_on_signals
 from rllm_gym.cli.train.progress import ProgressReporter, step_line
 from rllm_gym.cli.train.results import sample_episode
 from rllm_gym.cli.train.summary import draw_curve, smoothed, write_summary
@@ -310,3 +310,11 @@ def test_a_trial_that_cannot_fit_is_named_with_its_remedy() -> None:
 def test_a_worker_that_fits_no_single_node_is_named() -> None:
     with pytest.raises(ConfigError, match="it asks for 4 CPUs, which no node has"):
         check_capacity([{"CPU": 4.0}], [{"CPU": 2.0}, {"CPU": 2.0}], where="the cluster")
+
+
+def test_options_that_differ_from_a_checkpoints_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {"lr": 1e-4, "num_learners": 2, "seed": 1, "base_model": str(tmp_path / "models/mine"), "of_before": 0}
+    now = {"lr": 1e-5, "num_learners": 1, "seed": 1, "base_model": "models/mine", "of_today": 0}
+    assert changed_options(before, now) == "lr 0.0001 -> 1e-05, num_learners 2 -> 1"
+    assert changed_options(now, now) == ""

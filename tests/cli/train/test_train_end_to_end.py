@@ -87,6 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     last = read_results(trials(folder)[0])[-1]["training_iteration"] + 1
     out = run(folder, "rllib", "train", "file", write_experiment(folder, last), "--resume")
     assert f"\nstep {last}/{last}  " in out
+    assert "\noptions that differ from the checkpoint's: engine 'transformers' -> 'vllm', engine_options {} -> {" in out
     return folder
 
 
