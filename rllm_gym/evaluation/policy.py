@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ from typing import Any
 from rllm_gym.checkpoints import MANIFEST, read_config, resolve_checkpoint
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.environments import EnvironmentSpec, ask_text_env, change_environments, check_evaluation
+
+logger = logging.getLogger(__name__)
+
+# What vLLM has for one or several GPUs only.
+GPU_OPTIONS = ("enable_sleep_mode", "pipeline_parallel_size", "tensor_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,29 @@ def _without_learners(config: Any, policy: Policy, options: Mapping[str, Any]) -
             f"evaluate: config: opponents: a pool is of the earlier selves of a run; got one of {policy.name!r} for "
             f"{pools[0]}. Name a checkpoint, or another opponent."
         )
+
+
+def leave_out_gpus(config: Any, options: Mapping[str, Any]) -> None:
+    """Let one sampler play on the CPU what a run has trained with GPUs, where there are none.
+
+    Args:
+        options: of the sampler, as they were asked for; these stay.
+    """
+    import ray
+    import torch
+
+    if config.num_gpus_per_env_runner == 0 or "num_gpus_per_env_runner" in options:
+        return
+    if ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else torch.cuda.is_available():
+        return
+    kept = {name: value for name, value in config.engine_options.items() if name not in GPU_OPTIONS}
+    alone = {"num_gpus_per_env_runner": 0, "num_env_runners": 1, "engine_options": kept}
+    changes = {name: value for name, value in alone.items() if name not in options}
+    for name, value in changes.items():
+        setattr(config, name, value)  # RLlib's update would merge the dictionaries
+    logger.warning(
+        "evaluate: the run sampled on GPUs, and there are none; one sampler plays on the CPU, in %s", config.dtype
+    )
 
 
 def sampled_policy(policy: Policy, config: Any) -> Policy:

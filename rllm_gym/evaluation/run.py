@@ -20,6 +20,7 @@ from rllm_gym.evaluation.panel import Panel, hash_panels, make_panel
 from rllm_gym.evaluation.policy import (
     Policy,
     find_policy,
+    leave_out_gpus,
     playing_config,
     sampled_policy,
     set_environments,
@@ -90,6 +91,7 @@ def plan_evaluation(
     greedy: bool = False,
     config: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
+    joins_cluster: bool = False,
 ) -> Plan:
     """Check what an evaluation is asked to play, and return the plan.
 
@@ -105,6 +107,7 @@ def plan_evaluation(
         greedy: take the likeliest token; else sample as the run evaluated.
         config: options of the sampler (`engine`, `max_model_len`, ...) in place of the checkpoint's or the defaults.
         out: the folder of the results; default: `evaluations/<policy>-<hash of the panels>`.
+        joins_cluster: whether a cluster will play it, which may have the GPUs that this machine lacks.
 
     Raises:
         ConfigError: one of these cannot be.
@@ -142,7 +145,16 @@ def plan_evaluation(
                 ", ".join(sorted(natives)),
             )
     algorithm, playing = playing_config(policy, config)
+    if not joins_cluster:
+        leave_out_gpus(playing, config or {})
     _play_on(playing, panels)
+    is_greedy = any(panel.sampling.temperature == 0 for panel in panels)
+    if is_greedy and playing.engine != "openai" and playing.dtype != "float32":
+        logger.warning(
+            "evaluate: greedy episodes in %s depend on how many are in flight, for rounding does; where single episodes "
+            """count, set --config '{"dtype": "float32"}'.""",
+            playing.dtype,
+        )
     policy = sampled_policy(policy, playing)
     name = Path(policy.name)
     label = name.name if policy.checkpoint is None else "-".join(name.parts[-3:])

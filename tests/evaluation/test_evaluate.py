@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import pickle
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 from ray.rllib.algorithms import algorithm as rllib_algorithm
 
+from rllm_gym.checkpoints import write_manifest
 from rllm_gym.data import read_episodes
 from rllm_gym.errors import ConfigError, TooManyFailedEpisodesError
 from rllm_gym.evaluation import run as evaluation
+from rllm_gym.evaluation.export import export_policy
 from rllm_gym.evaluation.panel import make_panel
 from rllm_gym.evaluation.policy import Policy, playing_config, sampled_policy
 from rllm_gym.evaluation.report import Outcome, make_report, markdown_table, measures_table
@@ -116,6 +119,38 @@ def test_a_checkpoint_is_played_with_its_weights_and_needs_no_learner(evaluated,
     assert played.keys() == expected.keys()
     assert all(np.array_equal(played[name], expected[name]) for name in expected)
     assert {t.policy_version for record in read_episodes(tmp_path / "out") for t in record.turns} == {2}
+
+
+def test_what_a_run_with_gpus_has_trained_is_played_and_exported_without_any(evaluated, tiny_model, tmp_path, caplog):
+    with run(tiny_model, steps=1) as trained:
+        path = Path(trained.algo.save_to_path(str(tmp_path / "checkpoint")))
+    file = path / "class_and_ctor_args.pkl"
+    content = pickle.loads(file.read_bytes())
+    content["ctor_args_and_kwargs"][0][0].update(
+        num_gpus_per_learner=1, num_gpus_per_env_runner=1, num_env_runners=8, num_learners=8, dtype="bfloat16",
+        engine_options={"tensor_parallel_size": 2, "enable_sleep_mode": True, "max_num_seqs": 8},
+    )  # fmt: skip
+    file.write_bytes(pickle.dumps(content))
+    write_manifest(path, training_iteration=1)
+    plan = evaluation.plan_evaluation(path, panels=[panel(2, 1)], out=tmp_path / "plan", config={})
+    config = plan.config
+    assert (config.num_gpus_per_env_runner, config.num_env_runners, config.dtype) == (0, 1, "bfloat16")
+    assert config.engine_options == {"max_num_seqs": 8}
+    assert "the run sampled on GPUs, and there are none; one sampler plays on the CPU, in bfloat16" in caplog.text
+    assert plan.algorithm.default_resource_request(config).required_resources.get("GPU", 0) == 0
+    report, _ = evaluated(panel(2, 1), source=path)
+    assert (report["episodes"], report["errors"]) == (2, 0)
+    on_cluster = evaluation.plan_evaluation(path, panels=[panel(2, 1)], out=tmp_path / "plan", joins_cluster=True)
+    assert (on_cluster.config.num_gpus_per_env_runner, on_cluster.config.num_env_runners) == (1, 8)
+    assert export_policy(path, tmp_path / "model") == "default_policy"
+
+
+@pytest.mark.parametrize(("dtype", "temperature"), [("bfloat16", 0.0), ("bfloat16", 1.0), ("float32", 0.0)])
+def test_greedy_episodes_in_16_bits_are_said_to_depend_on_how_many_are_in_flight(tmp_path, caplog, dtype, temperature):
+    greedy = dataclasses.replace(panel(2, 1), sampling=dataclasses.replace(SAMPLING, temperature=temperature))
+    evaluation.plan_evaluation("tiny", panels=[greedy], out=tmp_path, config={"dtype": dtype})
+    is_said = "greedy episodes in bfloat16 depend on how many are in flight" in caplog.text
+    assert is_said == (dtype == "bfloat16" and temperature == 0.0)
 
 
 def test_a_model_is_played_without_a_learner(evaluated):
