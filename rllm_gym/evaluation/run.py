@@ -151,8 +151,8 @@ def plan_evaluation(
     is_greedy = any(panel.sampling.temperature == 0 for panel in panels)
     if is_greedy and playing.engine != "openai" and playing.dtype != "float32":
         logger.warning(
-            "evaluate: greedy episodes in %s depend on how many are in flight, for rounding does; where single episodes "
-            """count, set --config '{"dtype": "float32"}'.""",
+            "evaluate: greedy episodes in %s depend on how many are in flight, as rounding does. Compare single ones "
+            """with --config '{"dtype": "float32"}'.""",
             playing.dtype,
         )
     policy = sampled_policy(policy, playing)

@@ -30,6 +30,7 @@ from rllm_gym.types import SampleReply, SamplingParams
 from tests.wiring.harness import Recorder, Runners, run
 
 OPTIONS = {"max_model_len": 160, "max_new_tokens": 24, "num_envs_per_env_runner": 4, "zero_stage": 0}
+TOOLS_TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "qwen2_5.jinja"
 SAMPLING = SamplingParams(max_new_tokens=24)
 
 
@@ -241,6 +242,19 @@ def test_an_agent_is_evaluated_as_it_was_configured(evaluated, tmp_path):
     assert max(len(record.turns) for record in records) == 3  # the plan is one turn of the horizon
     rewards = sum(turn.rewards["environment"] for record in records for turn in record.turns)
     assert report["mean_return"] == pytest.approx(2 * rewards / len(records))
+
+
+def test_an_agent_with_tools_is_evaluated_on_a_panel(evaluated, tmp_path):
+    calling = panel(2, 1, env="rllm_gym:rllm_gym/TextCraft-v0", agent={"format": "tools"})
+    assert calling.hash != panel(2, 1, env="rllm_gym:rllm_gym/TextCraft-v0").hash
+    report, _ = evaluated(calling, max_model_len=8192, chat_template=str(TOOLS_TEMPLATE))
+    assert (report["episodes"], report["errors"]) == (2, 0)
+    records = list(read_episodes(tmp_path / "out"))
+    assert {record.messages[2]["role"] for record in records} == {"assistant"}
+    replies = {
+        message["content"] for record in records for message in record.messages[3::2]
+    }  # random weights call nothing
+    assert {reply.partition(":")[0] for reply in replies} == {"Invalid. Call one of the functions"}
 
 
 def test_several_environments_each_have_their_numbers(evaluated, tmp_path):

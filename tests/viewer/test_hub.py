@@ -1,9 +1,11 @@
 """The hub's sessions: played by hand, expert and model; bounded, closed when idle, ended when an environment hangs."""
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
+from pathlib import Path
 
 import gymnasium
 import psutil
@@ -12,6 +14,7 @@ import pytest
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.viewer.hub import Hub
 
+TEMPLATES = Path(__file__).parents[1] / "chat_templates"
 TEXTCRAFT = {"env": "rllm_gym/TextCraft-v0", "item_id": "textcraft_17"}
 
 
@@ -19,8 +22,8 @@ TEXTCRAFT = {"env": "rllm_gym/TextCraft-v0", "item_id": "textcraft_17"}
 def hub():
     opened = []
 
-    def hub(**options):
-        opened.append(Hub({"tiny": "tiny"}, modules=["tests.viewer.trouble"], **options))
+    def hub(policies=None, **options):
+        opened.append(Hub(policies or {"tiny": "tiny"}, modules=["tests.viewer.trouble"], **options))
         return opened[-1]
 
     yield hub
@@ -85,6 +88,20 @@ def test_a_model_acts_with_its_own_log_probabilities(hub):
     while not record["end_reason"]:
         record = hub.call(id, "model", temperature=0.0)
     assert record["is_success"]  # which it finds only where it reads what was said before
+
+
+@pytest.mark.slow
+def test_an_agent_with_tools_is_played_where_the_models_template_takes_tools(hub, tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "mine")
+    shutil.copy(TEMPLATES / "qwen2_5.jinja", tmp_path / "mine" / "chat_template.jinja")
+    hub = hub({"tiny": "tiny", "mine": str(tmp_path / "mine")})
+    wanted = {**TEXTCRAFT, "horizon": 30, "env_config": {"agent": {"format": "tools"}}}
+    with pytest.raises((ConfigError, EnvError), match="needs a chat template that takes tools"):
+        hub.open({**wanted, "policy": "tiny"})
+    id, record = hub.open({**wanted, "policy": "mine"})
+    while not record["end_reason"]:
+        record = hub.call(id, "expert")
+    assert record["is_success"] and not any(turn["is_invalid_action"] for turn in record["turns"]), record["messages"]
 
 
 @pytest.mark.slow
