@@ -214,7 +214,7 @@ def config_of(arm: str, seed: int, folder: Path) -> Any:
         config.environment("rllm_gym/TextCraft-v0", env_config={"depth": 1, "system_prompt": ""})
     options = {
         "base_model": str(folder / f"{arm}-sft"), "seed": seed, "groups_per_step": 4, "group_size": 8,
-        "max_model_len": 1024, "max_new_tokens": 48, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
+        "max_model_len": 1024, "max_new_tokens": 96, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
         "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 32,
         "num_env_workers": 4 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
         "engine_options": {"kv_cache_memory_bytes": 2**27},

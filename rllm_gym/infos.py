@@ -57,13 +57,16 @@ def copy_info(info: Mapping[str, Any], *, left_out: Collection[str] = ()) -> dic
 
 
 def read_messages(info: Mapping[str, Any]) -> list[dict[str, str]] | None:
-    """Return the conversation that an info holds; None where it is missing, or no list of roles and contents."""
+    """Return the conversation that an info holds; None where it is missing, or no list of roles and contents.
+
+    A message may have other texts beside these, such as the `tool_call_id` of an answer to a call.
+    """
     value = info.get("messages")
     if value is None:
         return None
     keys = {"role", "content"}
     if isinstance(value, list) and all(
-        isinstance(said, dict) and said.keys() == keys and all(isinstance(text, str) for text in said.values())
+        isinstance(said, dict) and said.keys() >= keys and all(isinstance(text, str) for text in said.values())
         for said in value
     ):
         return value

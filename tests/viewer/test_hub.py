@@ -102,6 +102,7 @@ def test_an_agent_with_tools_is_played_where_the_models_template_takes_tools(hub
     while not record["end_reason"]:
         record = hub.call(id, "expert")
     assert record["is_success"] and not any(turn["is_invalid_action"] for turn in record["turns"]), record["messages"]
+    assert [m["role"] for m in record["messages"]][:4] == ["system", "user", "assistant", "tool"]
 
 
 @pytest.mark.slow
