@@ -5,9 +5,8 @@
     python -m benchmarks.distill report FOLDER
 
 Both have the settings of `distill_tiny.yaml`; GRPO has the quickstart's groups, 8 tasks of 8 episodes a train step in
-place of 64 of one, and its clipping and filter. A run's gain is the success of its last five train steps less that of
-its first five, up to the tokens that the shorter one of a seed has sampled. A row is appended to FOLDER/rows.jsonl as a
-run ends.
+place of 64 of one, and its clipping and filter. Both begin from one model; their success is compared where a seed's
+shorter run had sampled a quarter, half and all of its tokens. A row is appended to FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations

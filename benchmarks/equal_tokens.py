@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.report import interval
 
 WINDOW = 5  # train steps that a rate is the mean of
+SHARES = (0.25, 0.5, 1.0)  # of the tokens, where arms are compared
 
 
 def train(config: Any, num_steps: int) -> dict[str, Any]:
@@ -56,20 +57,26 @@ def run_missing(module: str, folder: Path, arms: Sequence[str], seeds: Sequence[
 
 
 def report(folder: Path, arms: Sequence[str]) -> None:
-    """Print each arm's gain up to the tokens of a seed's shorter run, and the interval of the difference."""
+    """Print each arm's success and gain where a seed's shorter run had sampled a quarter, half and all of its tokens.
+
+    Success is the mean of the last `WINDOW` train steps up to there, gain is what it has more than the first ones.
+    """
     rows = {(row["arm"], row["seed"]): row["curve"] for row in read_rows(folder)}
-    gains: dict[str, list[float]] = {arm: [] for arm in arms}
-    for seed in sorted({seed for _, seed in rows}):
-        if not all((arm, seed) in rows for arm in arms):
-            continue
-        most = min(rows[arm, seed][-1][0] for arm in arms)
-        for arm in arms:
-            rates = [rate for tokens, rate, _ in rows[arm, seed] if tokens <= most]
-            first, last = statistics.mean(rates[:WINDOW]), statistics.mean(rates[-WINDOW:])
-            gains[arm].append(last - first)
-            print(f"{arm}, seed {seed}: {first:.3f} -> {last:.3f} in {len(rates)} steps, {most:,} sampled tokens")
-    if gains[arms[0]]:
-        first_arm, second_arm = arms
-        differences = [b - a for a, b in zip(gains[first_arm], gains[second_arm], strict=True)]
-        for name, values in {**gains, f"{second_arm} less {first_arm}": differences}.items():
-            print(f"{name}: {interval(values)}")
+    seeds = sorted({seed for _, seed in rows if all((arm, seed) in rows for arm in arms)})
+    for share in SHARES if seeds else ():
+        last: dict[str, list[float]] = {arm: [] for arm in arms}
+        gains: dict[str, list[float]] = {arm: [] for arm in arms}
+        for seed in seeds:
+            most = share * min(rows[arm, seed][-1][0] for arm in arms)
+            for arm in arms:
+                rates = [rate for tokens, rate, _ in rows[arm, seed] if tokens <= most]
+                last[arm].append(statistics.mean(rates[-WINDOW:]))
+                gains[arm].append(last[arm][-1] - statistics.mean(rates[:WINDOW]))
+            print(f"{share:.0%} of {most / share:,.0f} tokens, seed {seed}: " + ", ".join(
+                f"{arm} {last[arm][-1]:.3f} (+{gains[arm][-1]:.3f})" for arm in arms
+            ))  # fmt: skip
+        for name, values in (("success", last), ("gain", gains)):
+            first, second = (values[arm] for arm in arms)
+            told = ", ".join(f"{arm} {interval(values[arm])}" for arm in arms)
+            difference = interval([b - a for a, b in zip(first, second, strict=True)])
+            print(f"  {name}: {told}; {arms[1]} less {arms[0]}: {difference}")

@@ -8,8 +8,8 @@
 Both play TextCraft's tasks of depth 1: the built-in environment in its own words, `programs_agent.py` by calls of a
 tool. `learn` begins each with the shipped tiny model after SFT on its expert's dialogues of other tasks, the held-out
 ones and 150 of depth 2, and trains by GRPO on the training tasks. A run's gain is the success of its last five train
-steps less that of its first five, up to the tokens that the shorter one of a seed has sampled. A row is appended to
-FOLDER/rows.jsonl as a run ends.
+steps less that of its first five, where a seed's shorter run had sampled a quarter, half and all of its tokens; a call
+takes 2.5 times the tokens of the same action in words. A row is appended to FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
