@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 
 from rllm_gym.learner.rl_module import load_language_model
+from rllm_gym.models import resolve_base_model
 
 RANK, LENGTH = 8, 200
 SIZES = (1e-4, 1e-3, 1e-2)
@@ -81,6 +85,59 @@ def logps(lm: Any, tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat(found).double()
 
 
+class VLLM:
+    """vLLM in bfloat16 with adapters of its own, read from files: a product of 16 bits added to a layer's output."""
+
+    def __init__(self, model: str) -> None:
+        from vllm import LLM
+
+        self._llm = LLM(
+            str(resolve_base_model(model)),
+            dtype="bfloat16",
+            enable_lora=True,
+            max_lora_rank=RANK,
+            max_model_len=LENGTH + 56,
+            enforce_eager=True,
+            kv_cache_memory_bytes=2**27,
+            enable_prefix_caching=False,
+            skip_tokenizer_init=True,
+        )
+        self._num_loaded = 0
+
+    def logps(self, adapter: Adapter, tokens: torch.Tensor) -> torch.Tensor:
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+        prompts = [{"prompt_token_ids": row.tolist()} for row in tokens]
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = self._llm.generate(
+                prompts, params, lora_request=self._write(adapter, Path(folder)), use_tqdm=False
+            )
+        return torch.tensor(
+            [
+                output.prompt_logprobs[k][output.prompt_token_ids[k]].logprob
+                for output in outputs
+                for k in range(1, LENGTH)
+            ]
+        ).double()
+
+    def _write(self, adapter: Adapter, folder: Path) -> Any:
+        from safetensors.torch import save_file
+        from vllm.lora.request import LoRARequest
+
+        factors = {
+            f"base_model.model.{name}.lora_{letter}.weight": factor.contiguous()
+            for name, pair in adapter.items()
+            for letter, factor in zip("AB", pair, strict=True)
+        }
+        save_file(factors, folder / "adapter_model.safetensors")
+        targets = sorted({name.rpartition(".")[2] for name in adapter})
+        config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK}
+        (folder / "adapter_config.json").write_text(json.dumps({**config, "target_modules": targets, "bias": "none"}))
+        self._num_loaded += 1
+        return LoRARequest(f"adapter-{self._num_loaded}", self._num_loaded, str(folder))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="tiny")
@@ -96,14 +153,20 @@ def main() -> None:
         "bfloat16 products, float32 outputs": (base, with_float32_outputs),
         "merged into float32": (exact, merged),
     }
+    vllm = VLLM(asked.model)
     for size in SIZES:
         adapter, none = make_adapter(base, size), make_adapter(base, 0.0)
         effect = logps(merged(copy.deepcopy(exact), adapter), tokens) - logps(exact, tokens)
         for name, (lm, add) in ways.items():
             found = logps(add(copy.deepcopy(lm), adapter), tokens) - logps(add(copy.deepcopy(lm), none), tokens)
-            slope = float((found @ effect) / (effect @ effect))
-            noise = float((found - slope * effect).square().mean().sqrt() / effect.square().mean().sqrt())
-            print(f"{size:g} {name:36s} slope {slope:5.2f}, noise {noise:6.2f} of the effect", flush=True)
+            show(size, name, found, effect)
+        show(size, "vLLM's own adapters, bfloat16", vllm.logps(adapter, tokens) - vllm.logps(none, tokens), effect)
+
+
+def show(size: float, name: str, found: torch.Tensor, effect: torch.Tensor) -> None:
+    slope = float((found @ effect) / (effect @ effect))
+    noise = float((found - slope * effect).square().mean().sqrt() / effect.square().mean().sqrt())
+    print(f"{size:g} {name:36s} slope {slope:5.2f}, noise {noise:6.2f} of the effect", flush=True)
 
 
 if __name__ == "__main__":

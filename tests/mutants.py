@@ -1005,7 +1005,7 @@ MUTANTS = [
     ),
     Mutant(
         "a resumed run may skip as many steps again",
-        LEARNER,
+        "rllm_gym/learner/engine_files.py",
         "num_skipped_steps[module_id] = client_state[SKIPPED]",
         "num_skipped_steps[module_id] = 0",
         f"{VALUES} -k counts_on",

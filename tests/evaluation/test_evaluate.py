@@ -201,7 +201,7 @@ def test_errors_are_no_failures_and_are_played_again_by_resume(evaluated, tmp_pa
     assert "item 3 is broken" in of_broken["errors"][0]
     played = [record for record in read_episodes(tmp_path / "out") if record.error is None]
     assert report["success_rate"] == sum(bool(record.is_success) for record in played) / 10
-    monkeypatch.setattr("tests.wiring.harness.Maze.reset_item", repaired)
+    monkeypatch.setattr("tests.wiring.maze.Maze.reset_item", repaired)
     mended, progress = evaluated(broken, resume=True, max_episode_retries=0)
     assert (mended["episodes"], mended["errors"], len(progress)) == (12, 0, 1)
     assert len(list(read_episodes(tmp_path / "out"))) > 12  # the failed ones are kept

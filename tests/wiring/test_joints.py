@@ -20,7 +20,8 @@ from rllm_gym.errors import RllmGymError
 from rllm_gym.training.recorded_samples import is_wanted
 from tests import plain_reference
 from tests.conftest import make_tokenizer
-from tests.wiring.harness import Maze, Run, callback, run
+from tests.wiring.harness import Run, callback, run
+from tests.wiring.maze import Maze
 
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
 MANY_MICRO_BATCHES = {"tokens_per_micro_batch": 150, "grad_clip": None, "deepspeed": SGD}

@@ -10,9 +10,10 @@ from rllm_gym.cli.train import first_prompt
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import AGENT
 from tests.wiring import harness
+from tests.wiring.maze import Maze
 
 
-class Seeds(harness.Maze):
+class Seeds(Maze):
     """A maze that writes down what it is reset with."""
 
     resets: ClassVar[list[tuple[Any, Any]]] = []
