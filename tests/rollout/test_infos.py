@@ -13,6 +13,7 @@ import pytest
 
 from rllm_gym.data import Recorder, make_records, read_episodes
 from rllm_gym.envs import UnicodeText, wrap
+from rllm_gym.infos import read_messages
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.environments import EnvironmentSpec
 from rllm_gym.training.metrics import episode_metrics, metrics_by_role
@@ -170,3 +171,9 @@ def test_what_is_stored_is_a_copy_at_the_time(play):
     board += 1
     assert episode.info["visited"] == [1]
     assert episode.info["board"].tolist() == [0, 0]
+
+
+def test_a_conversation_may_name_the_calls_that_it_answers():
+    answer = {"role": "tool", "content": "You have 1 log.", "name": "get", "tool_call_id": "call_0"}
+    assert read_messages({"messages": [answer]}) == [answer]
+    assert read_messages({"messages": [{**answer, "content": ["parts"]}]}) is None
