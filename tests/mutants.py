@@ -1011,6 +1011,13 @@ MUTANTS = [
         f"{VALUES} -k counts_on",
     ),
     Mutant(
+        "a sampler gives no sign of life before its thread does",
+        "rllm_gym/rollout/beats.py",
+        "self._beat()  # the first one",
+        "pass  # the first one",
+        "tests/rollout/test_beats.py -k first_sign",
+    ),
+    Mutant(
         "a dead runner's share is replayed as in training",
         "rllm_gym/training/samplers.py",
         "num_groups=len(groups), horizons=horizons, params=params)",

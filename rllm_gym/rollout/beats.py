@@ -32,6 +32,7 @@ class Beats(Watcher):
     def __init__(self) -> None:
         self._count = itertools.count()
         self._key = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
+        self._beat()  # the first one: an environment may stop this process before the thread's
         super().__init__(self._beat, tick_s=BEAT_S, name="beats")
 
     def _beat(self) -> bool:

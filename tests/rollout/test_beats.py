@@ -1,7 +1,11 @@
 """A sampler that stands still is noticed by the driver, and replaced; a driver that slept itself blames none."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
 
+from rllm_gym.rollout import beats
 from rllm_gym.rollout.beats import StandstillWatch
 
 
@@ -84,3 +88,12 @@ def test_one_that_is_being_built_is_not_counted(clock):
     watch = clock.watch(120.0)
     clock.go_on(watch, 1_000, "b")
     assert clock.lines == []
+
+
+def test_the_first_sign_of_life_is_there_before_an_environment_can_stop_the_process(monkeypatch):
+    written = {}
+    monkeypatch.setattr(beats.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(beats.ray, "get_runtime_context", lambda: SimpleNamespace(get_actor_id=lambda: "a"))
+    monkeypatch.setattr(beats.ray_store, "put", lambda namespace, key, value: written.update({key: value}))
+    beats.Beats().stop()
+    assert written["a"].split()[1:] == [str(os.getpid()), "0"]
