@@ -11,7 +11,9 @@ import gymnasium
 import psutil
 import pytest
 
+from rllm_gym.algorithms.grpo import GRPOConfig
 from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.viewer import hub_worker
 from rllm_gym.viewer.hub import Hub
 
 TEMPLATES = Path(__file__).parents[1] / "chat_templates"
@@ -223,3 +225,19 @@ def test_an_agent_that_plans_and_forgets_gives_the_record_that_training_would(hu
     assert record["messages"] == expected["messages"] and len(record["turns"]) == len(expected["turns"])
     assert record["turns"] == expected["turns"]
     assert record["turns"][0]["kind"] == "plan" and record["turns"][-1]["context_index"] > 0
+
+
+@pytest.mark.parametrize("stop", [None, ["</search>"]])
+def test_turns_end_where_those_of_the_checkpoints_run_ended(monkeypatch, stop):
+    config = GRPOConfig()
+    config.stop = stop
+    monkeypatch.setattr("rllm_gym.viewer.policies.is_checkpoint", lambda folder: True)
+    monkeypatch.setattr("rllm_gym.checkpoints.read_config", lambda folder: (None, config))
+    session = hub_worker._Session([], TEXTCRAFT["env"], {}, "a checkpoint", None)
+    monkeypatch.setattr(session, "_tokenizer", lambda: None)
+    env = session._make_env()
+    try:
+        assert env.stop == tuple(stop or ())
+    finally:
+        env.close()
+        session.close()
