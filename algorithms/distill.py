@@ -150,7 +150,7 @@ def load_teacher(teacher: str, dtype: str, trust_remote_code: bool = False) -> A
 
 
 def is_of_a_run(teacher: str) -> bool:
-    """Return whether a teacher names a checkpoint or a folder of checkpoints; else it names a model."""
+    """Return True for a checkpoint or a folder of checkpoints, and False for a model."""
     folder = Path(teacher)
     return (folder.is_dir() and not (folder / "config.json").is_file()) or (folder / RLLIB_FILE).is_file()
 

@@ -24,7 +24,7 @@ OPTIMIZER = "optimizer_state.pt"
 
 
 class Layout(NamedTuple):
-    """How an engine holds an optimizer's state, and so what its files are.
+    """The layout of an optimizer's state in an engine and in its files.
 
     Args:
         stages: of ZeRO: "0" each learner has all of it; "1 or 2" a part of it; "3" of the weights, too.
@@ -164,7 +164,7 @@ def _layout_of_files(folder: Path) -> Layout:
 
 
 def _read_common(folder: Path) -> dict[str, Any]:
-    """Return what the first learner wrote beside the optimizer's shards; at stage 0 the optimizer's state is in it."""
+    """Read the first learner's file beside the optimizer's shards; at stage 0 it holds the optimizer's state."""
     file = next(iter(sorted(folder.glob("*mp_rank_00_model_states.pt"))), folder / "mp_rank_00_model_states.pt")
     return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
 

@@ -310,7 +310,7 @@ class CommonOptions(ModelOptions, SamplingOptions, LearnerOptions, EvaluationOpt
 
     @property
     def token_options(self) -> dict[str, Any]:
-        """How whatever plays in the run makes environments that speak token ids: keywords of `make_token_env`."""
+        """Keywords of `make_token_env`, the same for all that play in the run: samplers, experts and the dry run."""
         # A checkpoint of an earlier version has neither.
         return {"stop": getattr(self, "stop", None), "in_process": getattr(self, "env_process", False)}
 

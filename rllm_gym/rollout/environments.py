@@ -262,7 +262,7 @@ def _by_value(spec: EnvironmentSpec) -> EnvironmentSpec:
 
 
 def players_change_seats(spec: EnvironmentSpec) -> bool:
-    """Return whether an environment seats its players anew in each episode of a group.
+    """Return whether the players of an environment change seats from one episode of a group to the next.
 
     One that a function makes is made to be asked; one that cannot be made does not.
     """
