@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import types
@@ -36,7 +37,7 @@ def type_fault(name: str, value: Any, hint: Any) -> str | None:
 def value_fault(name: str, value: Any, hint: Any) -> str | None:
     """Return the fault of a value, or None."""
     try:
-        adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        adapter = _adapter(hint)
     except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError):
         return None  # a type that YAML cannot express; RLlib checks it
     # As JSON, a list may stand for a tuple; as Python, for any collection.
@@ -49,6 +50,11 @@ def value_fault(name: str, value: Any, hint: Any) -> str | None:
             check()
             return None
     return f"{name} must be {describe(hint)}; got {value!r}."
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def takes_object(hint: Any) -> bool:

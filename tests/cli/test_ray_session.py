@@ -211,8 +211,9 @@ print("joined")
 """
 
 
-@pytest.mark.promise
-@pytest.mark.parametrize("mode", [None, "disabled"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("disabled", marks=pytest.mark.promise), pytest.param(None, marks=pytest.mark.slow)]
+)
 def test_a_runs_own_ray_takes_nobody_without_its_token(mode: str | None, tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     shell = env if mode is None else env | {"RAY_AUTH_MODE": mode}

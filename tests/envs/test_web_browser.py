@@ -164,6 +164,7 @@ def test_a_window_that_is_forgotten_is_closed(open_window):
     assert not chromiums()
 
 
+@pytest.mark.slow
 def test_sixteen_windows_act_at_once_each_on_its_own_page_within_two_gigabytes(open_window):
     windows = [open_window() for _ in range(NUM_WINDOWS)]
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from rllm_gym.tokens import ChatTokenizer, Conversation
 from tests.tokenizers import make_tokenizer
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.slow, pytest.mark.interop]
 SPEC = importlib.util.find_spec("trl")
 FILES = sorted(Path(str(SPEC.origin)).parent.glob("chat_templates/*.jinja")) if SPEC else []
 DATE = date(2026, 1, 31)

@@ -11,7 +11,7 @@ import pytest
 
 from rllm_gym.tokens import ChatTokenizer, Conversation
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.interop, pytest.mark.timeout(900)]
 VERSION = "3.7.2"
 TEMPLATES = Path(__file__).parents[1] / "chat_templates"
 # In the form of Llama 2's, whose package has none.

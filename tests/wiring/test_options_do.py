@@ -374,7 +374,10 @@ ELSEWHERE = {
 def rows() -> list[Any]:
     table = [("GRPO", name, row) for name, row in (COMMON | POLICY_GRADIENT).items()]
     table += [(method, name, row) for method, own in OWN.items() for name, row in own.items()]
-    return [pytest.param(*row, id=f"{row[0]}-{row[1]}") for row in table]
+    return [
+        pytest.param(*row, id=f"{row[0]}-{row[1]}", marks=[pytest.mark.slow] if row[1] == "env_process" else [])
+        for row in table
+    ]
 
 
 def test_every_option_has_a_row():
