@@ -1,4 +1,4 @@
-"""Writes the table of episodes' metrics in `docs/metrics.md`, from the one in `rllm_gym/training/metric_table.py`.
+"""Writes the table of episodes' metrics in `docs/metrics.md`, from the one in `rllm_gym/training/metrics.py`.
 
 python -m tools.metrics_page
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rllm_gym.training.metric_table import EPISODE_METRICS
+from rllm_gym.training.metrics import EPISODE_METRICS
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 BEGIN, END = "<!-- written by `python -m tools.metrics_page` -->\n", "<!-- until here -->\n"

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from rllm_gym.training.metric_table import EPISODE_METRICS
-from rllm_gym.training.metrics import episode_metrics
+from rllm_gym.training.metrics import EPISODE_METRICS, episode_metrics
 from rllm_gym.types import EndReason, Episode, Stream, TaskGroup, Turn
 
 IDS, LOGP = np.array([1]), np.zeros(1, np.float32)
