@@ -7,8 +7,7 @@ environments with several agents, and is not imported here because it loads RLli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import gymnasium
 
@@ -17,20 +16,13 @@ from rllm_gym.envs.text_space import UnicodeText, check_text_env
 
 if TYPE_CHECKING:
     from rllm_gym.envs.pettingzoo import PettingZooEnv
+    from rllm_gym.envs.token_level import TokenOptions
     from rllm_gym.envs.wrappers import TokenEnv
 
 __all__ = ["StepResult", "TextEnv", "UnicodeText", "from_pettingzoo", "parse_action", "wrap"]
 
 
-def wrap(
-    env: gymnasium.Env[str, str],
-    *,
-    tokenizer: Any = None,
-    chat_template: str | Path | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    template_date: str | None = None,
-    max_tokens: int | None = None,
-) -> TokenEnv:
+def wrap(env: gymnasium.Env[str, str], **options: Unpack[TokenOptions]) -> TokenEnv:
     """Return a token-level environment around any existing text environment.
 
     Item ids, a system prompt and `info["is_success"]` are optional. `register_text_env` does the same for a class,
@@ -38,11 +30,7 @@ def wrap(
 
     Args:
         env: a `gymnasium.Env` whose two spaces are `gymnasium.spaces.Text`, such as `UnicodeText`.
-        tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
-        chat_template: replaces the tokenizer's template.
-        chat_template_kwargs: variables of the template, such as `enable_thinking`; None is none.
-        template_date: today, for a template that writes it, as 2026-01-31; None is 2026-01-01.
-        max_tokens: bound on one action and on one observation; None is that of `TokenEnv`.
+        options: see `rllm_gym.envs.token_level.TokenOptions`.
 
     Raises:
         ConfigError: the environment's spaces are not text, or an option cannot be used.
@@ -50,14 +38,7 @@ def wrap(
     check_text_env(env, "wrap")
     from rllm_gym.envs.tokens import to_tokens  # loads tokenizers and Jinja, which the text level does without
 
-    return to_tokens(
-        env,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        chat_template_kwargs=chat_template_kwargs,
-        template_date=template_date,
-        max_tokens=max_tokens,
-    )
+    return to_tokens(env, **options)
 
 
 def from_pettingzoo(env: Any, *, system_prompts: Mapping[str, str] | None = None) -> PettingZooEnv:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
 
-import numpy as np
-
-from rllm_gym.envs.text_space import UNREADABLE
-from rllm_gym.envs.wrappers import MOST_TURNS, check_action, check_max_tokens, hear, stop_of, told_of
+from rllm_gym.envs.token_level import MOST_TURNS, TokenLevel, TokenOptions, check_action, told_of
 from rllm_gym.spaces import TokenSequence
-from rllm_gym.tokens import Conversation, chat_tokenizer, end_of_first
+from rllm_gym.tokens import Conversation
 from rllm_gym.types import TokenIds
 
 
-class TokenMultiAgentEnv:
+class TokenMultiAgentEnv(TokenLevel):
     """Wraps a text environment of several agents, so that actions and observations are token ids.
 
     The environment speaks RLlib's `MultiAgentEnv` dictionaries with strings for observations and actions
@@ -32,37 +28,17 @@ class TokenMultiAgentEnv:
 
     Args:
         env: the environment. `env.system_prompts`, if there, maps agents to system prompts.
-        tokenizer: see `ChatTokenizer`; None takes the shipped one.
-        chat_template: see `ChatTokenizer`; None takes the tokenizer's.
-        chat_template_kwargs: see `ChatTokenizer`.
-        template_date: see `ChatTokenizer`.
-        max_tokens: bound on one action and on one observation, see `TokenEnv`.
-        stop: texts that end a turn, see `TokenEnv`.
+        options: see `TokenOptions`.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        *,
-        tokenizer: Any = None,
-        chat_template: str | Path | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        template_date: str | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
-    ):
-        max_tokens = check_max_tokens(max_tokens, "TokenMultiAgentEnv")
+    def __init__(self, env: Any, **options: Unpack[TokenOptions]):
+        self._take_options(env, options)
         self.env = env
-        self.chat = chat_tokenizer(
-            tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs, template_date=template_date
-        )
-        self.max_tokens = max_tokens
-        self.stop = stop_of(env, stop)
         self.possible_agents: list[str] = list(env.possible_agents)
-        longest = max_tokens * (1 + 2 * MOST_TURNS) if self.chat.history == "as_template" else max_tokens
+        longest = self.max_tokens * (1 + 2 * MOST_TURNS) if self.chat.history == "as_template" else self.max_tokens
         space = TokenSequence(self.chat.vocab_size, longest)
         self.observation_spaces = dict.fromkeys(self.possible_agents, space)
-        self.action_spaces = {agent: TokenSequence(space.vocab_size, max_tokens) for agent in self.possible_agents}
+        self.action_spaces = {agent: TokenSequence(space.vocab_size, self.max_tokens) for agent in self.possible_agents}
         self._conversations: dict[str, Conversation] = {}
         self._to_act: tuple[str, ...] = ()
 
@@ -79,31 +55,6 @@ class TokenMultiAgentEnv:
     @property
     def spec(self) -> Any:
         return getattr(self.env, "spec", None)
-
-    @property
-    def end_of_turn_id(self) -> int:
-        return self.chat.end_of_turn_id
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return self.chat.stop_ids
-
-    @property
-    def turn_limits(self) -> tuple[tuple[str, ...], int | None]:
-        """See `TokenEnv`."""
-        return self.stop, None
-
-    def turn_length(self, ids: Sequence[int] | TokenIds) -> int:
-        """Return how many tokens of what was sampled are the action, see `TokenEnv`."""
-        return self.chat.turn_length(ids, self.turn_limits)
-
-    def early_end(self) -> Callable[[Sequence[int]], bool] | None:
-        """See `TokenEnv`."""
-        return self.chat.early_end(self.turn_limits)
-
-    def encode_action(self, text: str) -> TokenIds:
-        """Return the action for `text`: its ids and the end-of-turn token."""
-        return np.asarray(self.chat.encode_action(text), np.int64)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -124,8 +75,7 @@ class TokenMultiAgentEnv:
             )
         for agent, action in action_dict.items():  # all of them before any is recorded
             check_action(action, self.action_spaces[agent], f"TokenMultiAgentEnv, agent {agent!r}")
-        said = {agent: self._conversations[agent].act(action) for agent, action in action_dict.items()}
-        said = {agent: UNREADABLE.sub("", text[: end_of_first(text, self.stop)]) for agent, text in said.items()}
+        said = {agent: self._read_action(self._conversations[agent], action) for agent, action in action_dict.items()}
         texts, rewards, terminateds, truncateds, infos = self.env.step(said)
         is_over = terminateds.get("__all__", False)
         ended = [agent for agent in texts if is_over or terminateds.get(agent)]
@@ -138,12 +88,11 @@ class TokenMultiAgentEnv:
 
     def _observe(self, texts: Mapping[str, str], ended: Iterable[str]) -> dict[str, TokenIds]:
         return {
-            agent: hear(
-                self._conversations[agent], text, terminated=agent in ended, max_tokens=self.max_tokens,
-                who=f"TokenMultiAgentEnv, agent {agent!r}",
+            agent: self._hear(
+                self._conversations[agent], text, who=f"TokenMultiAgentEnv, agent {agent!r}", terminated=agent in ended
             )
             for agent, text in texts.items()
-        }  # fmt: skip
+        }
 
     def _with_messages(self, infos: Mapping[str, Any], texts: Iterable[str]) -> dict[str, Any]:
         """Add the conversation to the info of everyone who heard something."""

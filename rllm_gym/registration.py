@@ -13,11 +13,11 @@ from gymnasium.envs.registration import load_env_creator
 from rllm_gym.envs.agents import AgentEnv
 from rllm_gym.envs.items import keywords_of
 from rllm_gym.envs.text_space import check_text_env
+from rllm_gym.envs.token_level import TOKEN_OPTIONS
 from rllm_gym.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
-    from transformers import PreTrainedTokenizerBase
 
 PACKAGE = "rllm_gym"
 OBS_TYPES = ("token", "text")
@@ -135,11 +135,6 @@ def make_env(
     protocol: str = "native",
     agentgym: EnvCreator | None = None,
     agent: Mapping[str, Any] | None = None,
-    tokenizer: str | PreTrainedTokenizerBase | None = None,
-    chat_template: str | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    template_date: str | None = None,
-    max_tokens: int | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env[Any, Any]:
     """Make an environment at the token or the text level; what `gymnasium.make` calls for every registered environment.
@@ -151,12 +146,8 @@ def make_env(
         agentgym: the class of the environment in AgentGym's protocol, or "module:Class"; None has none.
         agent: how the policy writes its turns, plans, reflects and remembers; see `AgentEnv`. None is the environment's
             own format, and nothing else.
-        tokenizer: a Hugging Face tokenizer with a chat template, by object, name or path; None is the shipped one.
-        chat_template: replaces the tokenizer's template.
-        chat_template_kwargs: variables of the template, such as `enable_thinking`; None is none.
-        template_date: today, for a template that writes it, as 2026-01-31; None is 2026-01-01.
-        max_tokens: bound on one action and on one observation in tokens; see `TokenEnv`.
-        kwargs: keywords of the environment.
+        kwargs: keywords of the environment, and at the token level those of `TokenOptions`. A name that the environment
+            lists is the environment's.
 
     Raises:
         ConfigError: an unknown level, a keyword that the environment does not take, an option of the token level for
@@ -167,14 +158,9 @@ def make_env(
     if protocol != "native":
         env = _in_protocol(protocol, env, agentgym, agent)
     create: Callable[..., Any] = load_env_creator(env) if isinstance(env, str) else env
+    own = keywords_of(create) or ()
+    options: Any = {name: kwargs.pop(name) for name in TOKEN_OPTIONS if name in kwargs and name not in own}
     _check_keywords(create, kwargs)
-    options: dict[str, Any] = {
-        "tokenizer": tokenizer,
-        "chat_template": chat_template,
-        "chat_template_kwargs": chat_template_kwargs,
-        "template_date": template_date,
-        "max_tokens": max_tokens,
-    }
     if obs_type == "text":
         for key, value in options.items():
             if value is not None:

@@ -55,6 +55,41 @@ GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gatewa
 
 MUTANTS = [
     Mutant(
+        "a question of NashConv knows nothing of the run's token options",
+        "rllm_gym/games/questions.py",
+        "env_config), chat, **options)",
+        "env_config), chat)",
+        "tests/envs/test_token_options.py -k everyone",
+    ),
+    Mutant(
+        "the hub forgets what ends a turn in the checkpoint's run",
+        "rllm_gym/viewer/hub_worker.py",
+        "self._chat, **token_options)",
+        "self._chat)",
+        "tests/envs/test_token_options.py -k everyone",
+    ),
+    Mutant(
+        "gymnasium.make forgets the options of the token level",
+        "rllm_gym/registration.py",
+        "return to_tokens(text_env, **options)",
+        "return to_tokens(text_env)",
+        "tests/envs/test_token_options.py -k door",
+    ),
+    Mutant(
+        "an option that a run has does not reach its token level",
+        "rllm_gym/options/common.py",
+        '{"stop": getattr(self, "stop", None), ',
+        "{",
+        "tests/envs/test_token_options.py -k reaches",
+    ),
+    Mutant(
+        "the chance of a move counts what follows a stop text",
+        "rllm_gym/games/token_chances.py",
+        "result = self._add(result, said, float(row[token]))",
+        "result = self._add(result, said, 0.0)",
+        "tests/games/test_token_chances.py -k stop",
+    ),
+    Mutant(
         "what is behind a stop text is sampled",
         "rllm_gym/rollout/loop.py",
         "is_over=env.early_end(),",

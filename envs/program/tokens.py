@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, Unpack
 
 import gymnasium
 import numpy as np
@@ -11,7 +11,8 @@ from jinja2 import TemplateError
 
 from rllm_gym.envs.program.requests import ModelRequest, RequestError
 from rllm_gym.envs.text_space import UNREADABLE
-from rllm_gym.envs.wrappers import MOST_TURNS, TokenEnv, check_action
+from rllm_gym.envs.token_level import MOST_TURNS, TokenOptions, check_action
+from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import first_of
@@ -27,7 +28,7 @@ class ProgramTokenEnv(TokenEnv):
     of the model's own keep the ids that were sampled, wherever the chat template keeps their text.
     """
 
-    def __init__(self, env: gymnasium.Env[str, str], **options: Any) -> None:
+    def __init__(self, env: gymnasium.Env[str, str], **options: Unpack[TokenOptions]) -> None:
         if env.has_wrapper_attr("max_kept_turns"):
             raise ConfigError("Program-v0: the program says itself how turns are written; got agent. Leave it out.")
         super().__init__(env, **options)

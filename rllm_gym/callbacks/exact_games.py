@@ -61,6 +61,7 @@ def _measured(algorithm: Any, game: str, env_config: Any, module_id: str) -> dic
                 lm=lm,
                 complete=completed_by(algorithm, module_id, config.evaluation_params),
                 num_samples=config.evaluation_game_samples,
+                token_options=config.token_options,
             )
     finally:
         lm.train(was_training)

@@ -107,7 +107,11 @@ def _measured(
     module_id = DEFAULT_MODULE
     if policy.checkpoint is not None:
         module_id = choose_policy(policy.checkpoint, policy_ids(policy.checkpoint, config), module)
-    settings: dict[str, Any] = {"env_config": env_config, "params": params}
+    settings: dict[str, Any] = {
+        "env_config": env_config,
+        "params": params,
+        "token_options": config.token_options,
+    }
     if config.engine != "openai":  # whose model is another one
         lm, chat = _language_model(policy, config, module_id)
         exact = measure(game, chat=chat, lm=lm, **settings)

@@ -13,7 +13,7 @@ from rllm_gym.errors import RllmGymError
 from rllm_gym.games.nash import information_states, nash_conv
 from rllm_gym.games.questions import Complete, MoveChances, Question, make_questions
 from rllm_gym.rollout.loop import derive_seed
-from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.tokens import ChatTokenizer, end_of_first
 from rllm_gym.types import CompletionRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def measure(
     env_config: Mapping[str, Any],
     chat: ChatTokenizer,
     params: SamplingParams,
+    token_options: Mapping[str, Any],
     lm: Any = None,
     complete: Complete | None = None,
     num_samples: int = 0,
@@ -42,13 +43,14 @@ def measure(
     Args:
         env_config: of the game's environment.
         params: how the policy is sampled.
+        token_options: how its conversations are, see `CommonOptions.token_options`.
         lm: a Hugging Face model, for the exact way.
         complete: samples turns, for the other.
         num_samples: completions at each information set.
     """
     rules, states = rules_of(game), information_states(game)
     thoughts = bool(env_config.get("thoughts", False))
-    questions = make_questions(game, env_config, chat)
+    questions = make_questions(game, env_config, chat, **{**token_options, "in_process": False})
 
     def said(text: str) -> int | None:
         return move_in(text, rules, thoughts=thoughts)
@@ -57,7 +59,7 @@ def measure(
     if lm is not None and not thoughts:  # thoughts are without number
         from rllm_gym.games.token_chances import LanguageModelTokens, MoveSum  # loads torch and transformers
 
-        move_sum = MoveSum(chat, rules.move_form, said, len(rules.moves), params.max_new_tokens)
+        move_sum = MoveSum(chat, rules.move_form, said, len(rules.moves), params.max_new_tokens, questions[0].stop)
         found = _summed(move_sum, LanguageModelTokens(lm, params, chat.vocab_size), questions)
     method = "exact"
     if found is None and complete is not None and num_samples > 0:
@@ -154,6 +156,7 @@ def _completions(
                     params,
                     derive_seed(SEED, k, member),
                     question.messages,
+                    is_over=chat.early_end((question.stop, None)),
                 )
             )
     while waiting:
@@ -161,6 +164,7 @@ def _completions(
             if completion.error is not None:
                 raise RllmGymError(completion.error)
             k, member = waiting.pop(completion.request_id)
-            ids = [int(token) for token in completion.token_ids]
-            texts[k][member] = chat.decode_action(ids[:-1] if ids[-1] in chat.stop_ids else ids)
+            stop, ids = questions[k].stop, [int(token) for token in completion.token_ids]
+            said = chat.said(ids[: chat.turn_length(ids, (stop, None))])
+            texts[k][member] = said[: end_of_first(said, stop)]
     return texts

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from rllm_gym.envs.poker.env import KuhnPokerEnv, LeducPokerEnv, PokerEnv
+from rllm_gym.envs.token_level import TokenOptions
 from rllm_gym.envs.token_multi_agent import TokenMultiAgentEnv
-from rllm_gym.envs.tokens import to_tokens
 from rllm_gym.games.nash import InformationState, information_states
+from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
 from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.types import NUM_REPEATED_TOKENS, Message
 
@@ -35,10 +36,11 @@ class MoveChances(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A player's context when it must act, as tokens and as messages."""
+    """A player's context when it must act, as tokens and as messages, and the texts that end its turn."""
 
     prompt_ids: list[int]
     messages: list[Message]
+    stop: tuple[str, ...] = ()
 
 
 # (questions, completions of each) -> the texts of each question's completions.
@@ -51,12 +53,18 @@ def game_of(env: Any) -> str | None:
     return next((game for game, (known, _) in ENVIRONMENTS.items() if name == known), None)
 
 
-def make_questions(game: str, env_config: Mapping[str, Any], chat: ChatTokenizer) -> list[Question]:
+def make_questions(
+    game: str, env_config: Mapping[str, Any], chat: ChatTokenizer, **options: Unpack[TokenOptions]
+) -> list[Question]:
     """Return the question to a policy at every information set, in the order of `information_states`.
 
     What it has written before is the move alone, or with `thoughts` the expert's words for it.
+
+    Args:
+        options: of the token level, as the policy plays with them.
     """
-    env = to_tokens(ENVIRONMENTS[game][1](**env_config), tokenizer=chat)
+    name = ENVIRONMENTS[game][0]
+    env = make_token_env(EnvironmentSpec(name, f"rllm_gym/{name}", env_config), chat, **options)
     return [_question(env, state) for state in information_states(game)]
 
 
@@ -72,4 +80,4 @@ def _question(env: TokenMultiAgentEnv, state: InformationState) -> Question:
         observations, _, _, _, infos = env.step({actor: turn})
         if infos.get(player, {}).get(NUM_REPEATED_TOKENS) and player in observations:
             ids = []  # the observation is a whole prompt
-    return Question([*map(int, ids), *map(int, observations[player])], infos[player]["messages"])
+    return Question([*map(int, ids), *map(int, observations[player])], infos[player]["messages"], env.stop)

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from rllm_gym.envs.text_space import UNREADABLE
 from rllm_gym.games.questions import MoveChances
 from rllm_gym.rollout.engines.transformers import sampled_logp
-from rllm_gym.tokens import ChatTokenizer
+from rllm_gym.tokens import ChatTokenizer, end_of_first
 from rllm_gym.types import SamplingParams
 
 Chances = npt.NDArray[np.float64]
@@ -52,6 +52,7 @@ class MoveSum:
         move_in: text -> the number of the move that it says, or None.
         num_moves: of the game.
         max_new_tokens: where a turn is cut off.
+        stop: texts that end a turn.
     """
 
     chat: ChatTokenizer
@@ -59,7 +60,9 @@ class MoveSum:
     move_in: Callable[[str], int | None]
     num_moves: int
     max_new_tokens: int
+    stop: Sequence[str] = ()
     _viable: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    _ended: dict[str, dict[int, str]] = field(default_factory=dict)
     _pieces: list[str] = field(default_factory=list)
 
     def __call__(self, policy: NextTokens, prompt_ids: Sequence[int]) -> MoveChances | None:
@@ -76,6 +79,9 @@ class MoveSum:
             for sequence, row in zip(sequences, reached, strict=True):
                 result = self._add(result, self._text(sequence), float(row[list(self.chat.stop_ids)].sum()))
                 row[list(self.chat.stop_ids)] = 0.0
+                for token, said in self._ended_after(self._text(sequence)).items():
+                    result = self._add(result, said, float(row[token]))
+                    row[token] = 0.0
                 viable = self._viable_after(self._text(sequence))
                 result = result._replace(illegal=result.illegal + float(row[~viable].sum()))
                 followed = np.flatnonzero(viable & (row >= LEAST))
@@ -106,13 +112,24 @@ class MoveSum:
     def _viable_after(self, text: str) -> npt.NDArray[np.bool_]:
         """Return of each token whether the text and it may still become a move."""
         if text not in self._viable:
-            if not self._pieces:
-                self._pieces = [self._text([token]) for token in range(self.chat.vocab_size)]
             form = regex.compile(self.move_form, regex.IGNORECASE | regex.ASCII)
             self._viable[text] = np.array(
-                [form.fullmatch(text + piece, partial=True) is not None for piece in self._pieces]
+                [form.fullmatch(text + piece, partial=True) is not None for piece in self._all_pieces()]
             )
         return self._viable[text]
+
+    def _ended_after(self, text: str) -> dict[int, str]:
+        """Return the tokens that complete a text of `stop` behind a text, and what the turn says then."""
+        if self.stop and text not in self._ended:
+            ends = ((token, end_of_first(text + piece, self.stop)) for token, piece in enumerate(self._all_pieces()))
+            self._ended[text] = {token: (text + self._pieces[token])[:end] for token, end in ends if end is not None}
+        return self._ended.get(text, {})
+
+    def _all_pieces(self) -> list[str]:
+        """Return what each token says."""
+        if not self._pieces:
+            self._pieces = [self._text([token]) for token in range(self.chat.vocab_size)]
+        return self._pieces
 
 
 class LanguageModelTokens:

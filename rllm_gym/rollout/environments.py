@@ -8,11 +8,12 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, Unpack
 
 import gymnasium
 
 from rllm_gym.envs.agents import AgentEnv
+from rllm_gym.envs.token_level import TokenOptions
 from rllm_gym.envs.tokens import to_tokens
 from rllm_gym.errors import ConfigError, EnvError, nearest
 from rllm_gym.registration import TEXT_AND_TOKEN_FACTORY, env_class, normalize_env_id, with_roles
@@ -209,25 +210,26 @@ def make_token_env(
     spec: EnvironmentSpec,
     chat: ChatTokenizer,
     opponents: Mapping[str, Any] = {},
-    stop: Sequence[str] | None = None,
     *,
     in_process: bool = False,
+    **options: Unpack[TokenOptions],
 ) -> Any:
     """Make an environment that speaks token ids, or an `EnvProcess` that makes it.
 
     Args:
         opponents: agent to `rllm_gym.callbacks.opponent_pool.Opponent`; the environment tells what scripted ones do.
-        stop: texts that end a turn; None is the environment's own.
         in_process: make it in a process of its own, in which its calls are made by the main thread.
+        options: see `TokenOptions`, but for those that `chat` has.
     """
     if in_process:
-        make = functools.partial(make_token_env, _by_value(spec), chat, opponents, stop)
+        make = functools.partial(make_token_env, _by_value(spec), chat, opponents, **options)
         return EnvProcess(make, name=spec.name, chat=chat)
     env = make_text_env(spec)
     check_agents(opponents, env)
     if scripted := {agent: opponent.kind for agent, opponent in opponents.items() if opponent.kind in SCRIPTED}:
         env = WithMoves(env, scripted)
-    return to_tokens(env, tokenizer=chat, stop=stop)
+    options["tokenizer"] = chat
+    return to_tokens(env, **options)
 
 
 def ask_text_env(spec: EnvironmentSpec, ask: Callable[[Any], T]) -> T:

@@ -129,12 +129,12 @@ class _Session:
         from rllm_gym.tokens import chat_tokenizer
         from rllm_gym.viewer.hub_environments import draws_pictures
 
-        chat_options, stop = self._run_options()
+        chat_options, token_options = self._run_options()
         self._chat = chat_tokenizer(self._tokenizer(), **chat_options)
         keywords = self._env_config
         if draws_pictures(self._env_id):
             keywords = {"render_mode": "rgb_array", **keywords}
-        env = make_token_env(EnvironmentSpec(self._env_id, self._env_id, keywords), self._chat, stop=stop)
+        env = make_token_env(EnvironmentSpec(self._env_id, self._env_id, keywords), self._chat, **token_options)
         if hasattr(env, "possible_agents"):
             env.close()
             raise ConfigError(f"hub: plays environments of one agent; {self._env_id} has several.")
@@ -184,20 +184,20 @@ class _Session:
 
         return str(self._exported()) if is_checkpoint(folder) else self._policy
 
-    def _run_options(self) -> tuple[dict[str, Any], Sequence[str] | None]:
-        """Return how a checkpoint's run renders conversations, and the texts that end a turn in it.
+    def _run_options(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return how a checkpoint's run renders conversations, and the options of its token level.
 
-        Its template is in the exported folder.
+        Its template is in the exported folder; a session is a process of its own already.
         """
         from rllm_gym.viewer.policies import is_checkpoint
 
         if not self._policy or not is_checkpoint(Path(self._policy)):
-            return {}, None
+            return {}, {}
         from rllm_gym.checkpoints import read_config
 
         _, config = read_config(Path(self._policy))
         chat_options = {name: value for name, value in config.chat_options.items() if name != "chat_template"}
-        return chat_options, config.token_options["stop"]
+        return chat_options, {**config.token_options, "in_process": False}
 
     def _exported(self) -> Path:
         """Return a model folder with a checkpoint's policy."""

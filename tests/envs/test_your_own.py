@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from rllm_gym import make_env, register_text_env
 from rllm_gym.cli.main import make_rllib_app
 from rllm_gym.envs import UnicodeText, wrap
-from rllm_gym.envs.wrappers import MAX_TOKENS, TokenEnv
+from rllm_gym.envs.token_level import MAX_TOKENS
+from rllm_gym.envs.wrappers import TokenEnv
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
 from rllm_gym.rollout.loop import RolloutLoop, derive_seed

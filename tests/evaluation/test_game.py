@@ -28,7 +28,7 @@ def test_a_model_by_name_is_asked_at_every_information_set():
     assert set(result) == KEYS and (result["method"], result["num_information_sets"]) == ("exact", 12)
     lm = load_language_model(str(TINY_MODEL_DIR), "float32").eval()
     params = SamplingParams(64)
-    assert result == measure("kuhn_poker", env_config={}, chat=ChatTokenizer(), params=params, lm=lm)
+    assert result == measure("kuhn_poker", env_config={}, chat=ChatTokenizer(), params=params, token_options={}, lm=lm)
 
 
 def test_what_cannot_be_measured_is_said_in_one_line():

@@ -22,7 +22,7 @@ def of(chances, monkeypatch, game="kuhn_poker"):
     by_state = iter(chances)
     monkeypatch.setattr(token_chances.MoveSum, "__call__", lambda self, policy, prompt_ids: next(by_state))
     monkeypatch.setattr(token_chances, "LanguageModelTokens", lambda *args: None)
-    return measure(game, env_config={}, chat=ChatTokenizer(), params=PARAMS, lm=object())
+    return measure(game, env_config={}, chat=ChatTokenizer(), params=PARAMS, token_options={}, lm=object())
 
 
 def test_moves_are_renormalised_and_uniform_where_there_is_none(monkeypatch):
@@ -47,7 +47,7 @@ def test_a_move_that_is_not_legal_here_is_illegal(monkeypatch):
 
 
 def test_without_a_model_and_without_completions_there_is_no_measure():
-    assert measure("kuhn_poker", env_config={}, chat=ChatTokenizer(), params=PARAMS) is None
+    assert measure("kuhn_poker", env_config={}, chat=ChatTokenizer(), params=PARAMS, token_options={}) is None
 
 
 @pytest.mark.parametrize("thoughts", [False, True])
@@ -59,8 +59,8 @@ def test_completions_are_counted(thoughts):
         return [[f"Action: {turns[k % 4]}" for k in range(num_samples)] for _ in questions]
 
     result = measure(
-        "kuhn_poker", env_config={"thoughts": thoughts}, chat=ChatTokenizer(), params=PARAMS, complete=complete,
-        num_samples=8, lm=None,
+        "kuhn_poker", env_config={"thoughts": thoughts}, chat=ChatTokenizer(), params=PARAMS, token_options={},
+        complete=complete, num_samples=8, lm=None,
     )  # fmt: skip
     assert result["method"] == "sampled" and result["illegal_probability"] == pytest.approx(0.25)
     from rllm_gym.evaluation import nash_conv

@@ -74,6 +74,33 @@ def test_the_sum_is_that_over_every_turn(max_new_tokens):
     assert max_new_tokens < 2 or (found.moves > 0).all()
 
 
+def test_a_turn_ends_where_a_stop_text_does():
+    """Of "b", "et" and "bet": with the stop text "b" no turn says "bet", and what follows a "b" counts for nothing."""
+    table, stopped = Table(), np.zeros(2)
+    illegal, waiting = 0.0, [()]
+    while waiting:
+        ids = waiting.pop()
+        text = "".join(TEXTS[i] for i in ids if i != 0).replace("\x07", "")
+        is_over = 0 in ids or len(ids) == 3 or "b" in text or "p" in text
+        if not is_over:
+            waiting += [(*ids, token) for token in range(len(TEXTS))]
+            continue
+        p = np.prod([table.row(ids[:k])[token] for k, token in enumerate(ids)])
+        ends = [text.index(letter) + 1 for letter in "bp" if letter in text]
+        move = {"b": 1, "p": 0}.get(text[: min(ends, default=len(text))].strip())
+        if move is None:
+            illegal += p
+        else:
+            stopped[move] += p
+
+    def letter(text):
+        return {"b": 1, "p": 0}.get(text.strip())
+
+    found = MoveSum(Chat(), r"\s*(b|p)\s*", letter, 2, 3, stop=("b", "p"))(Table(), [])
+    np.testing.assert_allclose(found.moves, stopped, atol=1e-7)
+    assert found.illegal == pytest.approx(illegal, abs=1e-7)
+
+
 def test_what_cannot_be_followed_is_no_exact_sum(monkeypatch):
     monkeypatch.setattr(token_chances, "MOST_SEQUENCES", 8)
     assert MoveSum(Chat(), KUHN.move_form, said, 2, 4)(Table(), []) is None

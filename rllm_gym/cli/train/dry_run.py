@@ -132,7 +132,9 @@ def _look_ahead(checked: Checked, faults: Faults, *, address: str | None, with_r
         why = "" if with_reset else " (--no-reset)"
         faults.unchecked.append(f"the environments' reset{why}, and what it starts: browsers, Java, games")
     elif checked.config["env"] is not None and not faults.suspects & {"env", "env_config", *OPTION_OF_CHECK.values()}:
-        for config in _distinct(checked.configs, ("base_model", "chat_options", "all_environments", "max_model_len")):
+        for config in _distinct(
+            checked.configs, ("base_model", "chat_options", "all_environments", "max_model_len", "token_options")
+        ):
             if Path(resolve_base_model(config.base_model, allow_lookup=False)).is_dir():
                 lines += _look_at_prompts(config, faults)
     if checked.config.get("data") is not None:
