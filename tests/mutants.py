@@ -55,6 +55,13 @@ GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gatewa
 
 MUTANTS = [
     Mutant(
+        "a served session may lie idle for ever",
+        "rllm_gym/server/sessions.py",
+        "if session.last_used_s < idle_since_s and",
+        "if session.last_used_s < -1.0 and",
+        "tests/server/test_sessions.py -k nobody",
+    ),
+    Mutant(
         "a question of NashConv knows nothing of the run's token options",
         "rllm_gym/games/questions.py",
         "env_config), chat, **options)",

@@ -80,6 +80,7 @@ class Session:
     Args:
         id: its number.
         environment: the name of its environment.
+        last_used_s: when, by the table's clock.
         worker: where it is; None before the first reset.
         reply: what it said last, see `EnvHost`; None before a reset and after a failure.
         opening: what the episode began with.
@@ -89,12 +90,12 @@ class Session:
 
     id: int
     environment: str
+    last_used_s: float
     worker: Worker | None = None
     reply: dict[str, Any] | None = None
     opening: str = ""
     num_steps: int = 0
     score: float = 0.0
-    last_used_s: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_closed: bool = False
 
@@ -109,6 +110,7 @@ class SessionTable:
         max_sessions: open at once.
         session_ttl_s: a session that is idle for longer is closed.
         timeout_s: bounds each call into an environment; a worker with a longer one is killed, and its sessions fail.
+        clock: tells the seconds by which sessions are idle.
     """
 
     def __init__(
@@ -120,7 +122,9 @@ class SessionTable:
         max_sessions: int,
         session_ttl_s: float,
         timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._environments, self._make_worker, self._num_workers = environments, make_worker, num_workers
         self.max_sessions, self.session_ttl_s, self.timeout_s = max_sessions, session_ttl_s, timeout_s
         self.catalogs: dict[str, Catalog] = {}
@@ -188,7 +192,7 @@ class SessionTable:
         # Whole, as AgentGym's clients want it, exact in JSON, and not to be guessed by another client.
         while (number := secrets.randbits(53)) in self._sessions:
             pass
-        session = Session(number, environment)
+        session = Session(number, environment, self._clock())
         self._sessions[session.id] = session
         return session
 
@@ -281,7 +285,7 @@ class SessionTable:
             # One that is being started is as good as another one only where there is no other.
             session.worker = min(self.workers, key=lambda worker: (not worker.started.done(), worker.num_sessions))
             session.worker.num_sessions += 1
-        session.last_used_s = time.monotonic()
+        session.last_used_s = self._clock()
         self._num_calls += 1
         try:
             kind, result = await self._answer(session.worker, self.timeout_s, method, session.id, *args)
@@ -290,7 +294,7 @@ class SessionTable:
             raise
         finally:
             self._num_calls -= 1
-            session.last_used_s = time.monotonic()
+            session.last_used_s = self._clock()
         if kind == OK:
             return result
         if kind == FAILED:
@@ -332,6 +336,13 @@ class SessionTable:
             session.worker.num_sessions -= 1
             self._spawn(self._close_environment(session))
 
+    def close_idle(self) -> None:
+        """Close the sessions that nobody has used for `session_ttl_s`; done now and then by itself."""
+        idle_since_s = self._clock() - self.session_ttl_s
+        for session in list(self._sessions.values()):
+            if session.last_used_s < idle_since_s and not session.lock.locked():
+                self._close_session(session)
+
     async def _close_environment(self, session: Session) -> None:
         async with session.lock:  # after the call that is under way
             with contextlib.suppress(ServeError):
@@ -340,10 +351,7 @@ class SessionTable:
     async def _reap(self) -> None:
         while True:
             await asyncio.sleep(min(REAP_EVERY_S, self.session_ttl_s / 4))
-            idle_since_s = time.monotonic() - self.session_ttl_s
-            for session in list(self._sessions.values()):
-                if session.last_used_s < idle_since_s and not session.lock.locked():
-                    self._close_session(session)
+            self.close_idle()
 
     async def _all_started(self) -> None:
         """Wait for every worker, so that the first sessions do not all come to the one that was first."""

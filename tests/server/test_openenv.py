@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import queue
 import subprocess
 import sys
+import threading
+import time
 
 import gymnasium
 import pytest
@@ -13,6 +17,8 @@ import requests
 
 import rllm_gym  # noqa: F401  (registers the environments)
 from rllm_gym.envs.contract import play
+from rllm_gym.server.app import Binding, serve
+from rllm_gym.server.sessions import SessionTable
 from tests.needs import skip_without
 from tests.serving import serving
 
@@ -29,7 +35,7 @@ def url():
 @pytest.fixture(scope="module")
 def two():
     skip_without("openenv")
-    arguments = ("--env", "TextCraft-v0", "--env", ODD, "--workers", "1", "--session-ttl", "2", "--timeout", "1")
+    arguments = ("--env", "TextCraft-v0", "--env", ODD, "--workers", "1", "--timeout", "1")
     with serving(*arguments) as served:
         yield served.url
 
@@ -153,14 +159,69 @@ def test_a_failure_is_an_error_message_and_the_episode_is_over(two, action, mess
     wait_for_workers(two)
 
 
-def test_a_closed_or_idle_connection_frees_its_session(two):
+class Worker:
+    """A worker in this process, whose environment says one thing."""
+
+    num_sessions = 0
+
+    def __init__(self, environments):
+        loop = asyncio.get_running_loop()
+        self.started, self.died = loop.create_future(), loop.create_future()
+        self.started.set_result(None)
+
+    async def call(self, method, *args):
+        if method == "describe":
+            names = ("description", "system_prompt")
+            facts = {"kind": "odd", "split": None, "has_expert": False, "splits": {}, **dict.fromkeys(names, "")}
+            return ["ok", facts]
+        said = {"text": "hello", "info": {}, "reward": 0.0, "terminated": False, "truncated": False}
+        return ["ok", {**said, "system_prompt": "", "preamble": []}]
+
+    async def close(self):
+        pass
+
+
+@contextlib.contextmanager
+def served_here(**options):
+    """Serve in a thread; yield the table, its event loop and the URL."""
+    ready = queue.Queue()
+
+    async def run():
+        table = SessionTable({"odd": {}}, Worker, num_workers=1, timeout_s=20, **options)
+        here = asyncio.get_running_loop(), asyncio.current_task()
+        binding = Binding("127.0.0.1", 0, None, max_bytes=1 << 20, drain_s=0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await serve(table, "openenv", binding, say=lambda line: ready.put((table, *here, line.split()[-1])))
+
+    thread = threading.Thread(target=asyncio.run, args=[run()])
+    thread.start()
+    table, loop, task, url = ready.get(timeout=60)
+    try:
+        yield table, loop, url
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(20)
+
+
+def test_an_idle_connection_loses_its_session():
+    skip_without("openenv")
     from openenv.core import GenericEnvClient
 
-    with GenericEnvClient(base_url=f"{two}/Odd-v0").sync() as client:
-        client.reset(seed=0)
-        asyncio.run(asyncio.sleep(4.5))
-        with pytest.raises(RuntimeError, match="closed: idle"):
-            client.step({"text": "hello"})
+    seconds = [0.0]
+    with served_here(max_sessions=2, session_ttl_s=600.0, clock=lambda: seconds[0]) as (table, loop, url):
+        with GenericEnvClient(base_url=url).sync() as idle, GenericEnvClient(base_url=url).sync() as used:
+            idle.reset(seed=0)
+            seconds[0] = 500.0
+            used.reset(seed=0)
+            seconds[0] = 700.0
+            loop.call_soon_threadsafe(table.close_idle)
+            with pytest.raises(RuntimeError, match="closed: idle"):
+                idle.step({"text": "hello"})
+            assert used.step({"text": "hello"}).observation["text"] == "hello"
+        deadline_s = time.monotonic() + 20
+        while table.num_sessions:  # a closed connection frees its session
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
 
 
 def wait_for_workers(url: str) -> None:

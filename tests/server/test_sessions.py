@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from rllm_gym.server.errors import FullError, TimedOutError
+from rllm_gym.server.errors import FullError, TimedOutError, UnknownError
 from rllm_gym.server.sessions import SessionTable
 from tests.needs import skip_without
 from tests.serving import serving
@@ -208,19 +208,49 @@ def test_what_a_killed_worker_leaves_goes_with_the_server(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_idle_sessions_are_closed_and_closed_ones_are_unknown():
-    with serving(*ODD, "--workers", "1", "--session-ttl", "1", "--max-sessions", "2") as served:
-        first, second = Client(served.url), Client(served.url)
+def test_a_full_server_says_when_to_come_back_and_closed_sessions_are_unknown():
+    with serving(*ODD, "--workers", "1", "--max-sessions", "2") as served:
+        first, _ = Client(served.url), Client(served.url)
         third = Client(served.url)
         assert third.created.status_code == 503
         assert int(third.created.headers["retry-after"]) > 0
         assert first.post("close").json() is True
         assert first.post("close").json() is False
-        assert Client(served.url).created.status_code == 200
-        time.sleep(2.5)
-        answer = second.step("hello")
+        answer = first.step("hello")
         assert answer.status_code == 404 and "idle" in answer.json()["error"]
         assert Client(served.url).created.status_code == 200
+
+
+def test_a_session_that_nobody_uses_is_closed_and_leaves_its_place():
+    async def play() -> None:
+        seconds = [0.0]
+        table = SessionTable(
+            {"odd": {}},
+            lambda _: SlowStarter(0.0),
+            num_workers=1,
+            max_sessions=2,
+            session_ttl_s=0.04,
+            timeout_s=2,
+            clock=lambda: seconds[0],
+        )
+        await table.start()
+        idle, used = table.open("odd"), table.open("odd")
+        with pytest.raises(FullError):
+            table.open("odd")
+        await table.reset(idle)
+        seconds[0] = 0.03
+        await table.reset(used)
+        seconds[0] = 0.05
+        async with asyncio.timeout(20):
+            while table.num_sessions == 2:  # it looks for them by itself, whatever the clock says
+                await asyncio.sleep(0.01)
+        with pytest.raises(UnknownError, match="idle for too long"):
+            await table.reset(idle)
+        assert await table.reset(used) == {"text": ""}
+        table.open("odd")
+        await table.close()
+
+    asyncio.run(play())
 
 
 def test_sigterm_waits_for_the_calls_under_way_and_leaves_no_process():
