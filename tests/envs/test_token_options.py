@@ -204,7 +204,7 @@ def passed_on(monkeypatch):
     return found
 
 
-OF_RUNS = {name: VALUES[name][0] for name in TOKEN_OPTIONS if name not in ("tokenizer", *CHAT_OPTIONS)}
+OF_RUNS = {name: value for name, (value, _) in VALUES.items() if name not in ("tokenizer", *CHAT_OPTIONS)}
 
 
 class Config(GRPOConfig):
