@@ -16,20 +16,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.equal_tokens import append_row, report, run_missing, train
+from examples.textcraft_agent import play
 from rllm_gym.types import Completion
 
-AGENT_FILE = Path(__file__).with_name("programs_agent.py")
 ARMS = ("built-in", "program")
 HORIZON = 4
+BUILT_IN = {"system_prompt": "Craft what the goal says.", "agent": {"format": "tools"}}
+AGENT = "examples.textcraft_agent:play"
+TIMES = "PROGRAMS_TIMES"  # a variable of the programs: the file that they write their CPU time to
 SFT_TASKS = 150  # of depth 2, beside the held-out ones of depth 1
 # The tiny model's own, and tools in a line each: what is written of them by larger models' templates fills its context.
 TEMPLATE = """
@@ -46,26 +52,22 @@ TEMPLATE = """
 """
 
 
-def expert_plans(split: str, depth: int = 1) -> dict[str, tuple[str, list[str]]]:
-    """Return of each task of a depth its first observation and the expert's actions."""
-    import gymnasium
+def expert_plans(template: Path, split: str, depth: int = 1) -> dict[str, tuple[str, list[str]]]:
+    """Return of each task of a depth its first observation and the expert's turns."""
+    from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
+    from rllm_gym.tokens import ChatTokenizer
 
-    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text", depth=depth, split=split, system_prompt="")
+    config = {**BUILT_IN, "depth": depth, "split": split}
+    env = make_token_env(EnvironmentSpec("T", "rllm_gym/TextCraft-v0", config), ChatTokenizer(chat_template=template))
     plans = {}
     for item_id in env.unwrapped.item_ids:
-        observation, _ = env.reset(seed=0, options={"item_id": item_id})
-        actions, is_over = [], False
+        _, info = env.reset(seed=0, options={"item_id": item_id})
+        observation, turns, is_over = info["messages"][-1]["content"], [], False
         while not is_over:
-            actions.append(env.unwrapped.expert_action())
-            is_over = env.step(actions[-1])[2]
-        plans[item_id] = observation, actions
+            turns.append(env.get_wrapper_attr("expert_action")())
+            is_over = env.step(env.get_wrapper_attr("encode_action")(turns[-1]))[2]
+        plans[item_id] = observation, turns
     return plans
-
-
-def called(action: str) -> str:
-    """Return an action of the expert's as a call of the tool."""
-    arguments = {"command": action.rpartition("Action:")[2].strip()}
-    return f"<tool_call>{json.dumps({'name': 'act', 'arguments': arguments})}</tool_call>"
 
 
 class Expert:
@@ -73,9 +75,9 @@ class Expert:
 
     policy_version, max_context_tokens = 0, 4096
 
-    def __init__(self, chat: Any, plans: dict[str, tuple[str, list[str]]], *, calls: bool) -> None:
-        self._chat, self._calls = chat, calls
-        self._plans = {observation.strip(): actions for observation, actions in plans.values()}
+    def __init__(self, chat: Any, plans: dict[str, tuple[str, list[str]]]) -> None:
+        self._chat = chat
+        self._plans = {observation.strip(): turns for observation, turns in plans.values()}
         self._requests: list[Any] = []
 
     def submit(self, request: Any) -> None:
@@ -86,8 +88,7 @@ class Expert:
         for request in self._requests:
             said = sum(message["role"] == "assistant" for message in request.messages)
             task = next(message["content"] for message in request.messages if message["role"] == "user")
-            action = self._plans[task.strip()][said]
-            ids = np.asarray(self._chat.encode_action(called(action) if self._calls else action), np.int64)
+            ids = np.asarray(self._chat.encode_action(self._plans[task.strip()][said]), np.int64)
             done.append(Completion(request.request_id, ids, np.zeros(len(ids), np.float32)))
         self._requests = []
         return done
@@ -99,35 +100,36 @@ class Expert:
         pass
 
 
-def program_config(item_ids: list[str]) -> dict[str, Any]:
-    tasks = [{"item_id": item_id} for item_id in item_ids]
-    return {"command": ["python", str(AGENT_FILE)], "tasks": tasks, "tool_parser": "hermes"}
+def timed(task: Any) -> Any:
+    """Play as the example does, and write down the CPU seconds since this process was forked."""
+    result = play(task)
+    with Path(os.environ[TIMES]).open("a") as file:
+        file.write(f"{time.process_time()}\n")
+    return result
 
 
-def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Path) -> list[Any]:
+def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Path, times: Path) -> list[Any]:
     """Let the expert play each task once; return the episodes."""
     from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
     from rllm_gym.rollout.loop import RolloutLoop
     from rllm_gym.tokens import ChatTokenizer
-    from rllm_gym.tool_calls import load_parser
     from rllm_gym.types import SamplingParams, TaskGroup
 
-    is_program = arm == "program"
-    chat = ChatTokenizer(chat_template=template if is_program else None)
-    if is_program:
-        load_parser("hermes", chat.tokenizer)  # once for a process
-        spec = EnvironmentSpec("Program-v0", "rllm_gym/Program-v0", program_config(list(plans)))
+    chat = ChatTokenizer(chat_template=template)
+    if arm == "program":
+        tasks = [{"item_id": item_id, "seed": 0} for item_id in plans]
+        config = {"command": "benchmarks.programs:timed", "tasks": tasks, "variables": {TIMES: str(times)}}
+        spec = EnvironmentSpec("Program-v0", "rllm_gym/Program-v0", config)
         names: list[Any] = [f"program_{k}" for k in range(len(plans))]
     else:
-        config = {"split": "all", "system_prompt": ""}
-        spec, names = EnvironmentSpec("TextCraft-v0", "rllm_gym/TextCraft-v0", config), list(plans)
+        spec, names = EnvironmentSpec("T", "rllm_gym/TextCraft-v0", {"split": "all", **BUILT_IN}), list(plans)
     loop = RolloutLoop(
         lambda index: make_token_env(spec, chat),
-        {"main": Expert(chat, plans, calls=is_program)},
+        {"main": Expert(chat, plans)},
         module_of=lambda agent_id, episode: "main",
         num_envs=2,
         num_env_workers=2,
-        params=SamplingParams(max_new_tokens=64),
+        params=SamplingParams(max_new_tokens=96),
         max_model_len=2048,
         max_retries=0,
     )
@@ -143,23 +145,24 @@ def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Pat
 
 def cost(num_tasks: int) -> None:
     """Print the CPU time of a turn of both, with a policy that costs nothing."""
-    plans = dict(list(expert_plans("all").items())[:num_tasks])
-    template = write_template(Path("."))
-    rows = {}
-    try:
+    with tempfile.TemporaryDirectory() as name:
+        template, times = write_template(Path(name)), Path(name) / "times"
+        plans = dict(list(expert_plans(template, "all").items())[:num_tasks])
+        rows, said = {}, {}
         for arm in (*ARMS, *reversed(ARMS)):  # the first of each loads what it needs
-            before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            episodes = play_expert(arm, plans, template)
-            after = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            seconds = [a.ru_utime + a.ru_stime - b.ru_utime - b.ru_stime for a, b in zip(after, before, strict=True)]
-            num_turns = sum(len(stream.turns) for e in episodes for stream in e.streams.values())
-            rows[arm] = {"run_ms": 1e3 * seconds[0] / num_turns, "programs_ms": 1e3 * seconds[1] / num_turns}
-            rows[arm] |= {"turns": num_turns, "episodes": len(episodes), "programs_s": seconds[1] / len(episodes)}
-    finally:
-        template.unlink()
+            times.write_text("")
+            before_s = time.process_time()
+            episodes = play_expert(arm, plans, template, times)
+            spent_s = time.process_time() - before_s
+            turns = [turn for e in episodes for stream in e.streams.values() for turn in stream.turns]
+            said[arm] = sorted(tuple(turn.observation_ids.tolist()) for turn in turns)
+            rows[arm] = {"arm": arm, "run_ms": 1e3 * spent_s / len(turns), "turns": len(turns)}
+            if spent := list(map(float, times.read_text().split())):
+                rows[arm] |= {"program_ms": 1e3 * statistics.mean(spent)}
     for arm in ARMS:
-        print(json.dumps({"arm": arm, **{name: round(value, 3) for name, value in rows[arm].items()}}))
+        print(json.dumps({name: round(value, 3) if name != "arm" else value for name, value in rows[arm].items()}))
     print(f"ratio of the run's own CPU time a turn: {rows['program']['run_ms'] / rows['built-in']['run_ms']:.2f}")
+    print(f"both have read the same prompts: {said['program'] == said['built-in']}")
 
 
 def write_template(folder: Path) -> Path:
@@ -168,56 +171,58 @@ def write_template(folder: Path) -> Path:
     return file
 
 
-def warm_start(arm: str, folder: Path, num_steps: int) -> Path:
-    """Return the tiny model after SFT on an arm's expert dialogues of other tasks, made once."""
-    model = folder / f"{arm}-sft"
+def warm_start(folder: Path, num_steps: int) -> Path:
+    """Return the tiny model after SFT on the expert's calls in other tasks, made once."""
+    model = folder / "sft"
     if (model / "config.json").is_file():
         return model
     folder.mkdir(parents=True, exist_ok=True)
     from rllm_gym.algorithms.sft import SFTConfig
     from rllm_gym.cli.ray_session import prepare_driver
-    from rllm_gym.data.writer import Recorder
     from rllm_gym.evaluation.export import export_policy
-    from rllm_gym.rollout.environments import EnvironmentSpec
 
-    template = write_template(folder)
-    recorder = Recorder(folder / f"{arm}-expert", [EnvironmentSpec(arm, arm)])
-    plans = expert_plans("eval") | dict(list(expert_plans("train", depth=2).items())[:SFT_TASKS])
-    recorder.append(play_expert(arm, plans, template), train_step=None)
-    recorder.close()
     prepare_driver(None)
+    item_ids = [*task_ids("eval"), *task_ids("train", depth=2)[:SFT_TASKS]]
     config = SFTConfig()
-    options = {
-        "base_model": "tiny", "data": str(folder / f"{arm}-expert"), "samples_per_step": 32, "lr": 3e-4,
-        "max_model_len": 1024, "tokens_per_micro_batch": 4096, "evaluation_interval": None, "seed": 0,
-        "num_evaluation_samples": 1, "chat_template": str(template) if arm == "program" else None,
-    }  # fmt: skip
-    config.update_from_dict({name: value for name, value in options.items() if hasattr(config, name)})
+    config.environment("rllm_gym/TextCraft-v0", env_config={"item_ids": item_ids, **BUILT_IN})
+    config.update_from_dict({
+        "base_model": "tiny", "data": "expert", "num_expert_episodes": 2 * len(item_ids), "samples_per_step": 32,
+        "lr": 3e-4, "max_model_len": 1024, "tokens_per_micro_batch": 4096, "evaluation_interval": None, "seed": 0,
+        "num_evaluation_samples": 1, "chat_template": str(write_template(folder)),
+    })  # fmt: skip
     algo = config.build_algo()
     for _ in range(num_steps):
         loss = algo.train()["learners"]["default_policy"]["loss"]
-    print(json.dumps({"arm": arm, "sft_loss": round(float(loss), 3)}), flush=True)
-    checkpoint = folder / f"{arm}-checkpoint"
-    algo.save_to_path(str(checkpoint))
+    print(json.dumps({"sft_loss": round(float(loss), 3)}), flush=True)
+    algo.save_to_path(str(folder / "checkpoint"))
     algo.stop()
-    export_policy(checkpoint, model)
+    export_policy(folder / "checkpoint", model)
     return model
+
+
+def task_ids(split: str, depth: int = 1) -> list[str]:
+    import gymnasium
+
+    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text", depth=depth, split=split)
+    return list(env.unwrapped.item_ids)
 
 
 def config_of(arm: str, seed: int, folder: Path) -> Any:
     from rllm_gym.algorithms import GRPOConfig
 
     config = GRPOConfig()
+    item_ids = task_ids("train")
     if arm == "program":
-        config.environment("rllm_gym/Program-v0", env_config=program_config(list(expert_plans("train"))))
+        tasks = [{"item_id": item_id, "seed": k} for item_id in item_ids for k in range(8)]
+        config.environment("rllm_gym/Program-v0", env_config={"command": AGENT, "tasks": tasks})
     else:
-        config.environment("rllm_gym/TextCraft-v0", env_config={"depth": 1, "system_prompt": ""})
+        config.environment("rllm_gym/TextCraft-v0", env_config={"item_ids": item_ids, **BUILT_IN})
     options = {
-        "base_model": str(folder / f"{arm}-sft"), "seed": seed, "groups_per_step": 4, "group_size": 8,
+        "base_model": str(folder / "sft"), "seed": seed, "groups_per_step": 8, "group_size": 8,
         "max_model_len": 1024, "max_new_tokens": 96, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
-        "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 32,
-        "num_env_workers": 4 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
-        "engine_options": {"kv_cache_memory_bytes": 2**27},
+        "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 64,
+        "num_env_workers": 16 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
+        "engine_options": {"kv_cache_memory_bytes": 2**28},
     }  # fmt: skip
     return config.update_from_dict(options)
 
@@ -229,9 +234,8 @@ def main() -> None:
     for name in ("learn", "report", "warm", "one"):
         command = commands.add_parser(name)
         command.add_argument("folder", type=Path)
-        if name in ("warm", "one"):
-            command.add_argument("arm", choices=ARMS)
         if name == "one":
+            command.add_argument("arm", choices=ARMS)
             command.add_argument("seed", type=int)
         if name in ("warm", "one"):
             command.add_argument("num_steps", type=int)
@@ -243,15 +247,14 @@ def main() -> None:
     if given.command == "cost":
         cost(given.tasks)
     elif given.command == "warm":
-        warm_start(given.arm, given.folder, given.num_steps)
+        warm_start(given.folder, given.num_steps)
     elif given.command == "one":
         row = train(config_of(given.arm, given.seed, given.folder), given.num_steps)
         append_row(given.folder, {"arm": given.arm, "seed": given.seed, **row})
     else:
         if given.command == "learn":
-            for arm in ARMS:
-                command = [sys.executable, "-m", "benchmarks.programs", "warm", str(given.folder), arm]
-                subprocess.run([*command, str(given.sft_steps)], check=True)
+            command = [sys.executable, "-m", "benchmarks.programs", "warm", str(given.folder), str(given.sft_steps)]
+            subprocess.run(command, check=True)
             run_missing("benchmarks.programs", given.folder, ARMS, given.seeds, given.steps)
         report(given.folder, ARMS)
 

@@ -186,8 +186,8 @@ MUTANTS = [
     Mutant(
         "what a program has started outlives it",
         f"{PROGRAM}/supervisor.py",
-        "    code = program.wait() if ended in ready else 0\n    kill_all(left_below)",
-        "    code = program.wait() if ended in ready else 0",
+        "    kill_all(left_below)\n    if owner in ready:",
+        "    if owner in ready:",
         f"{PROGRAM_TESTS} -k has_started",
     ),
     Mutant(
@@ -245,6 +245,20 @@ MUTANTS = [
         "                kill_all(self._marked)",
         "                pass",
         f"{PROGRAM_TESTS} -k kills_its_supervisor",
+    ),
+    Mutant(
+        "what is forked of a program has no mark",
+        f"{PROGRAM}/fork_server.py",
+        "    _show_mark(asked",
+        "    print(asked",
+        f"{PROGRAM_TESTS} -k kills_its_supervisor",
+    ),
+    Mutant(
+        "programs that are forked draw the same numbers",
+        f"{PROGRAM}/fork_server.py",
+        '        sys.modules["numpy"].random.seed()',
+        "        pass",
+        f"{PROGRAM_TESTS} -k imported_once",
     ),
     Mutant(
         "a parser knows no types of arguments",

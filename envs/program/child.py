@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import signal
@@ -15,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from rllm_gym.envs.program.supervisor import kill_all, remove_folder
+from rllm_gym.envs.program.forked import ForkedProcess, fork_server
+from rllm_gym.envs.program.supervisor import MARK, kill_all, remove_folder
 from rllm_gym.envs.text_space import UNREADABLE
 
 MAX_OUTPUT_BYTES = 1 << 20  # that are kept of what a program prints, the last ones
 MAX_FOLDER_BYTES = 1 << 30
 CLOSE_TIMEOUT_S = 15.0
-MARK = "RLLM_GYM_PROGRAM"  # a variable of all that a program starts, with the name of its folder
 # Of this process's variables: what a program of somebody else's has no business with.
 SECRETS = ("RAY_AUTH_TOKEN", "RLLM_GYM_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 
@@ -30,33 +31,48 @@ class Child:
     """A running program; `close` ends it and all that it has started, and removes its folder.
 
     Args:
-        command: the program and its arguments.
-        stdin: what it reads.
-        variables: more environment variables than this process's, of which `SECRETS` are taken out.
+        command: the program and its arguments; or "module:function", which a `ForkServer` calls with the task.
+        task: what it reads.
+        variables: more environment variables than this process's, of which `SECRETS` are taken out; all programs of a
+            function have the same.
+        own_variables: those of this program alone.
         on_end: called in another thread once it has ended.
     """
 
     def __init__(
-        self, command: Sequence[str], *, stdin: str, variables: Mapping[str, str], on_end: Callable[[], None]
+        self,
+        command: Sequence[str] | str,
+        *,
+        task: str,
+        variables: Mapping[str, str],
+        own_variables: Mapping[str, str],
+        on_end: Callable[[], None],
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="rllm_gym_program_")
         theirs, self._owner = os.pipe()
-        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        common = {name: value for name, value in os.environ.items() if name not in SECRETS} | dict(variables)
+        own = {**common, "TMPDIR": self.folder, **own_variables, MARK: self.folder}
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         with tempfile.TemporaryFile() as file, contextlib.ExitStack() as opened:
             opened.callback(os.close, theirs)
-            file.write(stdin.encode())
-            file.seek(0)
-            supervisor = Path(__file__).with_name("supervisor.py")
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(supervisor), str(theirs), self.folder, *command],
-                cwd=self.folder,
-                env={**environment, "TMPDIR": self.folder, **variables, MARK: self.folder},
-                stdin=file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs],
-                process_group=0,  # Ctrl-C is for this process
-            )
+            if isinstance(command, str):
+                file.write(json.dumps({"task": task, "folder": self.folder, "variables": own}).encode())
+                file.seek(0)
+                self._process = fork_server(command, variables, common).start(theirs, file.fileno())
+            else:
+                file.write(task.encode())
+                file.seek(0)
+                supervisor = Path(__file__).with_name("supervisor.py")
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(supervisor), str(theirs), self.folder, *command],
+                    cwd=self.folder,
+                    env=own,
+                    stdin=file,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[theirs],
+                    process_group=0,  # Ctrl-C is for this process
+                )
         assert self._process.stdout and self._process.stderr
         self._stdout, self._stderr = _Tail(self._process.stdout), _Tail(self._process.stderr)
         self._on_end, self._lock, self._is_closed = on_end, threading.Lock(), False

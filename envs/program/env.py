@@ -60,7 +60,7 @@ class ProgramEnv(ConversationEnv):
     Args:
         command: the program and its arguments, as a list; arguments that name a file are taken from the present folder,
             and "python" is this Python. Or "module:function": a function that is called with the task in a process of
-            its own, and whose result is the reward where `reward` is None.
+            its own, and whose result is the reward where `reward` is None; its module is imported once for all of them.
         tasks: a list of mappings, or a JSON Lines file of them. `split` says which split a task is of (`train` where it
             says none), `category` what to report it by.
         reward: "module:function", which is called with `task`, `messages` (of the last request, and its answer) and
@@ -169,22 +169,23 @@ class ProgramEnv(ConversationEnv):
         self._session = session = server.open(self._max_parallel)
         here = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
         own_hosts = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
-        variables = {
+        own = {
             "OPENAI_BASE_URL": f"{server.url}/v1",
             "OPENAI_API_KEY": session.key,
             "ANTHROPIC_BASE_URL": server.url,
             "ANTHROPIC_API_KEY": session.key,
-            "NO_PROXY": own_hosts,
-            "no_proxy": own_hosts,
-            "PYTHONPATH": here,
             TASK: task,
-            **self._variables,
         }
         if self._is_posted:
-            variables |= {
-                "RLLM_GYM_REWARD_URL": f"{server.url}/reward", "RLLM_GYM_REWARD_TOKEN": session.reward_token
-            }  # fmt: skip
-        self._child = Child(self._command, stdin=task, variables=variables, on_end=lambda: session.events.put(None))
+            own |= {"RLLM_GYM_REWARD_URL": f"{server.url}/reward", "RLLM_GYM_REWARD_TOKEN": session.reward_token}
+        variables = {"NO_PROXY": own_hosts, "no_proxy": own_hosts, "PYTHONPATH": here, **self._variables}
+        self._child = Child(
+            self._command,
+            task=task,
+            variables=variables,
+            own_variables={name: value for name, value in own.items() if name not in self._variables},
+            on_end=lambda: session.events.put(None),
+        )
 
     def _wait(self) -> StepResult:
         """Wait for the next request, or for the end of the program."""
@@ -253,7 +254,8 @@ class ProgramEnv(ConversationEnv):
     def _fail(self, why: str) -> NoReturn:
         said = "" if self._child is None else f" Its last lines: {self._child.last_lines()}"
         self._end_program()
-        raise EnvError(f"ProgramEnv: {' '.join(self._command)[:200]}: {why}.{said}")
+        named = self._command if isinstance(self._command, str) else " ".join(self._command)
+        raise EnvError(f"ProgramEnv: {named[:200]}: {why}.{said}")
 
     def _end_program(self) -> None:
         if self._child is not None:
@@ -267,10 +269,10 @@ class ProgramEnv(ConversationEnv):
             self._session = None
 
 
-def _command_of(command: Any) -> list[str]:
+def _command_of(command: Any) -> list[str] | str:
     if isinstance(command, str) and ":" in command:
         import_object("ProgramEnv: command", command)
-        return [sys.executable, "-m", "rllm_gym.envs.program.call_function", command]
+        return command
     is_list = isinstance(command, Sequence) and not isinstance(command, str)
     if not is_list or not command or not all(isinstance(part, str) for part in command):
         raise ConfigError(

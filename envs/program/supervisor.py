@@ -18,6 +18,7 @@ import time
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl.h
 KILL_TIMEOUT_S = 10.0
 MAX_FILE_BYTES = 1 << 30
+MARK = "RLLM_GYM_PROGRAM"  # a variable of all that a program starts, with the name of its folder
 
 
 def processes_below(root):
@@ -90,23 +91,38 @@ def begin_program():
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
 
 
-def main():
-    owner, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+def supervise(owner, folder, start):
+    """Return the exit code of a program, or 0 where the owner of its pipe has gone; nothing below is left of either.
+
+    Args:
+        owner: the end of the pipe.
+        folder: of the program.
+        start: starts it and returns its id.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        program = subprocess.Popen(command, process_group=0, preexec_fn=begin_program)
-    except OSError as error:
-        print(f"{command[0]} cannot be started: {error}", file=sys.stderr, flush=True)
-        sys.exit(127)
-    ended = os.pidfd_open(program.pid)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    pid = start()
+    ended = os.pidfd_open(pid)
     ready, _, _ = select.select([owner, ended], [], [])
-    code = program.wait() if ended in ready else 0
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if ended in ready else 0
     kill_all(left_below)
     if owner in ready:
         remove_folder(folder)
-    sys.exit(code if code >= 0 else 128 - code)
+    return code if code >= 0 else 128 - code
+
+
+def main():
+    owner, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+
+    def start():
+        return subprocess.Popen(command, process_group=0, preexec_fn=begin_program).pid
+
+    try:
+        code = supervise(owner, folder, start)
+    except OSError as error:
+        print(f"{command[0]} cannot be started: {error}", file=sys.stderr, flush=True)
+        code = 127
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -58,15 +58,22 @@ def said(body, k=0):
 
 
 @pytest.fixture
-def program(tmp_path):
-    """Return the options of an environment whose program is some source."""
+def program(tmp_path, monkeypatch):
+    """Return the options of an environment whose program is some source, or a function that does the same."""
 
-    def program(source, **options):
-        file = tmp_path / "agent.py"
-        file.write_text(HEAD + textwrap.dedent(source))
-        return {"command": ["python", str(file)], "tasks": TASKS, **options}
+    def program(source, *, is_function=False, **options):
+        source = HEAD + textwrap.dedent(source)
+        file = tmp_path / f"agent_{tmp_path.name}.py"
+        if not is_function:
+            file.write_text(source)
+            return {"command": ["python", str(file)], "tasks": TASKS, **options}
+        file.write_text(f"def run(task):\n    exec({source!r}, {{}})\n    return 1\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        return {"command": f"{file.stem}:run", "tasks": TASKS, **options}
 
-    return program
+    yield program
+    sys.modules.pop(f"agent_{tmp_path.name}", None)
 
 
 @pytest.fixture
@@ -299,10 +306,11 @@ ask([user("a")])
 """
 
 
+@pytest.mark.parametrize("is_function", [False, True], ids=["program", "function"])
 @pytest.mark.parametrize("ends", ["print(1)", "threading.Event().wait()"])
-def test_all_that_a_program_has_started_ends_with_its_episode(make, tmp_path, ends):
+def test_all_that_a_program_has_started_ends_with_its_episode(make, tmp_path, ends, is_function):
     pids = tmp_path / "pids"
-    env = make(f"{LEAVES_A_CHILD}\n{ends}", variables={"PIDS": str(pids)})
+    env = make(f"{LEAVES_A_CHILD}\n{ends}", is_function=is_function, variables={"PIDS": str(pids)})
     env.reset(seed=0)
     left, program, folder = pids.read_text().split()
     assert alive(left) and Path(folder).exists()
@@ -313,9 +321,15 @@ def test_all_that_a_program_has_started_ends_with_its_episode(make, tmp_path, en
     assert not alive(left) and not alive(program) and not Path(folder).exists()
 
 
-def test_a_program_ends_with_the_run_that_is_killed(program, tmp_path):
+@pytest.mark.parametrize("is_function", [False, True], ids=["program", "function"])
+def test_a_program_ends_with_the_run_that_is_killed(program, tmp_path, is_function):
     pids = tmp_path / "pids"
-    options = program(f"{LEAVES_A_CHILD}\nthreading.Event().wait()", variables={"PIDS": str(pids)})
+    source = """
+    above = open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1]
+    open(os.environ["PIDS"] + "_above", "w").write(above)
+    """
+    source = f"{textwrap.dedent(source)}{LEAVES_A_CHILD}\nthreading.Event().wait()"
+    options = program(source, is_function=is_function, variables={"PIDS": str(pids)})
     run = tmp_path / "run.py"
     run.write_text(
         "from rllm_gym.envs.program.env import ProgramEnv\n"
@@ -323,14 +337,15 @@ def test_a_program_ends_with_the_run_that_is_killed(program, tmp_path):
     )
     process = subprocess.Popen([sys.executable, str(run)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"
-    left, one, folder = pids.read_text().split()
+    *found, folder = pids.read_text().split()
+    found.append(Path(f"{pids}_above").read_text())  # the run itself, or what forks the programs
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     end_s = time.monotonic() + 20
-    while (alive(left) or alive(one) or Path(folder).exists()) and time.monotonic() < end_s:
+    while (any(map(alive, found)) or Path(folder).exists()) and time.monotonic() < end_s:
         time.sleep(0.05)
-    assert not alive(left) and not alive(one) and not Path(folder).exists()
+    assert not any(map(alive, found)) and not Path(folder).exists()
 
 
 def test_a_program_that_is_not_waited_for_any_more_ends_at_once(program, tmp_path):
@@ -361,18 +376,29 @@ def test_a_program_that_is_not_waited_for_any_more_ends_at_once(program, tmp_pat
         loop.close()
 
 
+@pytest.mark.parametrize("is_function", [False, True], ids=["program", "function"])
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_program_that_stops_or_kills_its_supervisor_leaves_nothing(make, tmp_path, number):
+def test_a_program_that_stops_or_kills_its_supervisor_leaves_nothing(make, tmp_path, number, is_function):
     pids = tmp_path / "pids"
-    source = f"{LEAVES_A_CHILD}\nos.kill(os.getppid(), {int(number)})\nthreading.Event().wait()"
-    env = make(source, variables={"PIDS": str(pids)}, timeout_s=2.0)
+    # A copy of it has the variables of a process that was not started but forked, and does not end with its parent.
+    source = f"""
+    if not os.fork():
+        open(os.environ["PIDS"] + "_copy", "w").write(str(os.getpid()))
+        os.setsid(), os.close(1), os.close(2)
+        threading.Event().wait()
+    {"".join(LEAVES_A_CHILD.splitlines(keepends=True)).replace(chr(10), chr(10) + "    ")}
+    os.kill(os.getppid(), {int(number)})
+    threading.Event().wait()
+    """
+    env = make(source, is_function=is_function, variables={"PIDS": str(pids)}, timeout_s=2.0)
     env.reset(seed=0)
     left, program, folder = pids.read_text().split()
     begun_s = time.monotonic()
     with pytest.raises(EnvError):
         env.step("b")
     assert time.monotonic() - begun_s < 12.0
-    assert not alive(left) and not alive(program) and not Path(folder).exists()
+    copy = Path(f"{pids}_copy").read_text()
+    assert not any(map(alive, (left, program, copy))) and not Path(folder).exists()
 
 
 def test_a_flood_of_output_is_read_and_only_its_end_kept(make):
@@ -526,6 +552,42 @@ def test_a_function_is_a_program_too(make):
     env = make("", command=f"{__name__}:function_agent")
     assert env.reset(seed=0)[0] == "2+2?"
     assert env.step("4")[1] == 1.0
+
+
+def test_a_functions_module_is_imported_once_and_its_programs_share_nothing_else(program, tmp_path, monkeypatch):
+    source = """
+    key, drawn = os.environ["OPENAI_API_KEY"], sys.modules["numpy"].random.random()
+    ask([user(f"{os.getppid()} {drawn} {key} {os.getcwd()} {task['k']}")])
+    """
+    options = program(source, is_function=True)
+    file = tmp_path / f"{options['command'].partition(':')[0]}.py"
+    imported = tmp_path / "imported"
+    file.write_text(f"import os, numpy\nopen({str(imported)!r}, 'a').write('.')\n{file.read_text()}")
+    options["tasks"] = [{"k": 0}, {"k": 1}]
+    envs = [ProgramEnv(**options) for _ in range(2)]
+    try:
+        seen = [env.reset(seed=0, options={"item_id": f"program_{k}"})[0].split() for k, env in enumerate(envs)]
+        assert all(map(str.__ne__, *seen)), seen  # supervisor, random number, key, folder, task
+        assert [env.step("b")[1] for env in envs] == [1.0, 1.0]
+    finally:
+        for env in envs:
+            env.close()
+    assert imported.read_text() == ".."  # here, to see that it can be, and in the process that forks
+
+
+def test_a_function_that_fails_fails_its_episode_with_its_last_lines(make):
+    env = make("ask([user('a')]); raise RuntimeError('no wood')", is_function=True)
+    env.reset(seed=0)
+    with pytest.raises(EnvError, match=r"run: it ended with exit code 1.*no wood"):
+        env.step("b")
+
+
+def test_a_module_that_starts_threads_is_no_program(make, program, tmp_path):
+    options = program("", is_function=True)
+    file = tmp_path / f"{options['command'].partition(':')[0]}.py"
+    file.write_text(f"import threading\nthreading.Timer(5, print).start()\n{file.read_text()}")
+    with pytest.raises(EnvError, match="ended with exit code 1"):
+        ProgramEnv(**options).reset(seed=0)
 
 
 def test_tasks_have_splits_and_categories(tmp_path):
@@ -724,26 +786,27 @@ def test_sdks_call_tools_and_what_they_send_back_keeps_its_tokens(play, qwen, mo
 
 
 @pytest.mark.promise
-def test_the_example_crafts_by_tool_calls_what_textcraft_itself_rewards(play, qwen, monkeypatch):
-    monkeypatch.setattr("rllm_gym.envs.program.tokens.load_parser", lambda *_: Parser())
-    env = gymnasium.make("rllm_gym/TextCraft-v0", obs_type="text")
-    observation, _ = env.reset(seed=3)
-    calls, reward, is_over = [], 0.0, False
+def test_the_example_reads_what_the_built_in_environment_shows_and_earns_the_same(play, qwen, monkeypatch):
+    parser = load_parser("hermes", qwen.tokenizer)
+    for module in ("rllm_gym.envs.program.tokens", "rllm_gym.tool_calls"):
+        monkeypatch.setattr(f"{module}.load_parser", lambda *_: parser)
+    config = {"agent": {"format": "tools"}, "system_prompt": "Craft what the goal says."}
+    env = gymnasium.make("rllm_gym/TextCraft-v0", tokenizer=qwen, **config)
+    observation, info = env.reset(seed=3)
+    item_id, prompts, calls, reward, is_over = info["item_id"], [list(observation)], [], 0.0, False
     while not is_over:
-        action = env.unwrapped.expert_action()
-        command = action.rpartition("Action:")[2].strip()
-        calls.append(f'<tool_call>{{"name": "act", "arguments": {json.dumps({"command": command})}}}</tool_call>')
-        _, reward, is_over, _, _ = env.step(action)
+        calls.append(env.get_wrapper_attr("expert_action")())
+        action = env.get_wrapper_attr("encode_action")(calls[-1])
+        observation, reward, is_over, _, info = env.step(action)
+        prompts.append([*prompts[-1], *action, *observation])
     answers = iter(calls)
-    agent = Path(__file__).parents[2] / "examples" / "textcraft_agent.py"
-    options = {"command": ["python", str(agent)], "tasks": [{"seed": 3}], "tokenizer": qwen, "max_model_len": 8192}
-    group, engine = play("", lambda messages: next(answers), horizon=len(calls) + 1, **options)
+    options = {"command": "examples.textcraft_agent:play", "tasks": [{"item_id": item_id, "seed": 3}]}
+    group, engine = play("", lambda messages: next(answers), horizon=20, tokenizer=qwen, max_model_len=8192, **options)
     assert not group.failed, group.failed[0].error
     [episode] = group.episodes
     stream = episode.streams[AGENT]
     assert (stream.total_reward, episode.info["is_success"]) == (reward, True) == (1.0, True)
-    assert len(stream.turns) == len(calls) and {turn.context_index for turn in stream.turns} == {0}
-    assert observation.splitlines()[0] in qwen.decode(engine.prompts[0])
+    assert engine.prompts == prompts[:-1] and {turn.context_index for turn in stream.turns} == {0}
 
 
 def test_a_parser_knows_the_tools_of_its_request(play, qwen, monkeypatch):
