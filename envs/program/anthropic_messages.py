@@ -42,9 +42,9 @@ def read(body: Payload) -> ModelRequest:
     said = some("messages", body.get("messages"))
     named = body.get("tool_choice", {"type": "auto"})
     kind = named.get("type") if isinstance(named, dict) else named
-    if isinstance(named, dict) and named.get("disable_parallel_tool_use"):
-        raise RequestError("disable_parallel_tool_use is not supported here. Leave it out.", code="unsupported")
     choice, replaced = tool_choice("required" if kind == "any" else kind, replaced)
+    if isinstance(named, dict) and named.get("disable_parallel_tool_use"):  # nothing keeps the policy from it
+        replaced = (*replaced, "disable_parallel_tool_use")
     messages = []
     if system := text_of("system", body.get("system"), ("text",)):
         messages.append({"role": "system", "content": system})

@@ -16,6 +16,7 @@ from rllm_gym.envs.program.requests import (
     checked,
     function_call,
     listed,
+    parallel_tool_calls,
     parse_arguments,
     some,
     text_of,
@@ -27,14 +28,14 @@ from rllm_gym.envs.program.requests import (
 
 USED = (
     "messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options",
-    "tool_choice", "logprobs",
+    "tool_choice", "logprobs", "parallel_tool_calls",
 )  # fmt: skip
 REPLACED = ("temperature", "top_p", "seed")  # the run's own are used
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # Values of what is not supported that ask for nothing.
 NEUTRAL: dict[str, Any] = {
     "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "top_logprobs": 0,
-    "parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"],
+    "response_format": {"type": "text"}, "modalities": ["text"],
 }  # fmt: skip
 MAX_CHOICES = 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -61,7 +62,7 @@ def read(body: Payload) -> ModelRequest:
         max_tokens=min(limits, default=None),
         num_choices=num_choices,
         is_streamed=body.get("stream", False) is True,
-        replaced=replaced,
+        replaced=parallel_tool_calls(body, replaced),
         options={
             "model": str(body.get("model", "")),
             "has_logprobs": body.get("logprobs", False) is True,

@@ -260,6 +260,18 @@ def tool_choice(choice: Any, replaced: tuple[str, ...]) -> tuple[str, tuple[str,
     return choice, replaced
 
 
+def parallel_tool_calls(body: Payload, replaced: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is replaced: nothing keeps the policy from several calls, so one at most is any number.
+
+    Raises:
+        RequestError: it is neither true nor false.
+    """
+    value = body.get("parallel_tool_calls", True)
+    if not isinstance(value, bool):
+        raise RequestError(f"parallel_tool_calls must be true or false; got {value!r:.100}.")
+    return replaced if value or not body.get("tools") else (*replaced, "parallel_tool_calls")
+
+
 def some(name: str, value: Any) -> list[Any]:
     """Return a list that is not empty; `RequestError` where it is something else."""
     if not isinstance(value, list) or not value:

@@ -18,6 +18,7 @@ from rllm_gym.envs.program.requests import (
     function_call,
     function_tool,
     listed,
+    parallel_tool_calls,
     parse_arguments,
     some,
     text_of,
@@ -26,13 +27,13 @@ from rllm_gym.envs.program.requests import (
     whole,
 )
 
-USED = ("input", "instructions", "model", "tools", "tool_choice", "max_output_tokens", "stream")
+USED = ("input", "instructions", "model", "tools", "tool_choice", "max_output_tokens", "stream", "parallel_tool_calls")
 REPLACED = ("temperature", "top_p")
 WITHOUT_EFFECT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include", "stream_options",
 )  # fmt: skip
 NEUTRAL: dict[str, Any] = {
-    "parallel_tool_calls": True, "text": {"format": {"type": "text"}}, "truncation": "disabled", "background": False,
+    "text": {"format": {"type": "text"}}, "truncation": "disabled", "background": False,
     "reasoning": {}, "top_logprobs": 0,
 }  # fmt: skip
 TEXTS = ("input_text", "output_text", "text")
@@ -59,7 +60,7 @@ def read(body: Payload) -> ModelRequest:
         tools=tools if choice == "auto" else (),
         max_tokens=whole("max_output_tokens", body["max_output_tokens"]) if "max_output_tokens" in body else None,
         is_streamed=body.get("stream", False) is True,
-        replaced=replaced,
+        replaced=parallel_tool_calls(body, replaced),
         options={"model": str(body.get("model", "")), "tools": body.get("tools", []), "tool_choice": choice},
     )
 

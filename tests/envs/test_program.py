@@ -872,7 +872,6 @@ def test_what_a_tools_description_spells_is_text(qwen):
         ("responses", {"tools": [{"type": "function", "name": "f", "strict": "maybe"}]}, "tools: strict: .*'maybe'"),
         ("anthropic_messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ("anthropic_messages", {"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
-        ("anthropic_messages", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "parallel"),
         ("anthropic_messages", {"max_tokens": None}, "max_tokens"),
         ("anthropic_messages", {"messages": [{"role": "user", "content": []}]}, "one at least"),
         ("anthropic_messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text alone"),
@@ -886,6 +885,27 @@ def test_what_the_other_forms_do_not_support_is_refused_by_name(form, body, name
     }[form]
     with pytest.raises(RequestError, match=named):
         module.FORM.read({"model": "m", **plain, **body})
+
+
+def test_one_call_at_most_is_replaced_in_each_form():
+    function = {"name": "f", "parameters": {}}
+    user = [{"role": "user", "content": "a"}]
+    bodies = {
+        "chat_completions": {
+            "messages": user, "tools": [{"type": "function", "function": function}], "parallel_tool_calls": False,
+        },
+        "responses": {"input": "a", "tools": [{"type": "function", **function}], "parallel_tool_calls": False},
+        "anthropic_messages": {
+            "max_tokens": 9, "messages": user, "tools": [{"name": "f", "input_schema": {}}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        },
+    }  # fmt: skip
+    found = {
+        form: importlib.import_module(f"rllm_gym.envs.program.{form}").FORM.read(body) for form, body in bodies.items()
+    }
+    names = {form: request.replaced for form, request in found.items()}
+    one = ("parallel_tool_calls",)
+    assert names == {"chat_completions": one, "responses": one, "anthropic_messages": ("disable_parallel_tool_use",)}
 
 
 def test_tools_are_refused_where_the_template_knows_none(play):
