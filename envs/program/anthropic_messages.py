@@ -69,7 +69,7 @@ def answer(request: ModelRequest, choices: Sequence[Choice], usage: tuple[int, i
         {
             **_head(request, usage),
             "content": _blocks(choice),
-            "stop_reason": STOP_REASONS[choice.finish_reason],
+            **_end(choice),
         }
     ).model_dump(mode="json", exclude_unset=True)
 
@@ -80,7 +80,10 @@ def events(request: ModelRequest, choices: Sequence[Choice], usage: tuple[int, i
 
     [choice] = choices
     found: list[Payload] = [
-        {"type": "message_start", "message": {**_head(request, (usage[0], 0)), "content": [], "stop_reason": None}}
+        {
+            "type": "message_start",
+            "message": {**_head(request, (usage[0], 0)), "content": [], "stop_reason": None, "stop_sequence": None},
+        }
     ]
     for k, block in enumerate(_blocks(choice)):
         if block["type"] == "text":
@@ -93,9 +96,8 @@ def events(request: ModelRequest, choices: Sequence[Choice], usage: tuple[int, i
             {"type": "content_block_delta", "index": k, "delta": delta},
             {"type": "content_block_stop", "index": k},
         ]
-    end = {"stop_reason": STOP_REASONS[choice.finish_reason], "stop_sequence": None}
     found += [
-        {"type": "message_delta", "delta": end, "usage": {"output_tokens": usage[1]}},
+        {"type": "message_delta", "delta": _end(choice), "usage": {"output_tokens": usage[1]}},
         {"type": "message_stop"},
     ]
     form: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -124,9 +126,14 @@ def _head(request: ModelRequest, usage: tuple[int, int]) -> Payload:
         "type": "message",
         "role": "assistant",
         "model": request.options["model"],
-        "stop_sequence": None,
         "usage": {"input_tokens": usage[0], "output_tokens": usage[1]},
     }
+
+
+def _end(choice: Choice) -> Payload:
+    if choice.finish_reason == "stop" and choice.stopped_by:
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
+    return {"stop_reason": STOP_REASONS[choice.finish_reason], "stop_sequence": None}
 
 
 def _blocks(choice: Choice) -> list[Payload]:

@@ -30,7 +30,7 @@ USED = (
     "messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options",
     "tool_choice", "logprobs", "parallel_tool_calls",
 )  # fmt: skip
-REPLACED = ("temperature", "top_p", "seed")  # the run's own are used
+REPLACED = ("temperature", "top_p", "top_k", "seed")  # the run's own are used
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # Values of what is not supported that ask for nothing.
 NEUTRAL: dict[str, Any] = {

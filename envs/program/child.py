@@ -23,8 +23,14 @@ from rllm_gym.envs.text_space import UNREADABLE
 MAX_OUTPUT_BYTES = 1 << 20  # that are kept of what a program prints, the last ones
 MAX_FOLDER_BYTES = 1 << 30
 CLOSE_TIMEOUT_S = 15.0
-# Of this process's variables: what a program of somebody else's has no business with.
-SECRETS = ("RAY_AUTH_TOKEN", "RLLM_GYM_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+# Of this process's variables: what the run itself needs, and a program of somebody else's has no business with. A model
+# that runs a shell there would read them, and what it reads is stored.
+SECRETS = (
+    "RAY_AUTH_TOKEN", "RLLM_GYM_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN",
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN",
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_CONNECTION_STRING",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+)  # fmt: skip
 
 
 class Child:

@@ -47,7 +47,7 @@ class ConversationEnv(TextEnv):
         # The token level sets these two, and says what comes of an action.
         self.check_request: Callable[[ModelRequest], None] = lambda request: None
         self.read_text: Callable[[ModelRequest, str], Parsed] = _said_only
-        self.usage, self.finish_reason = (0, 0), "stop"
+        self.usage, self.finish_reason, self.stopped_by = (0, 0), "stop", ""
         self.token_logps: Sequence[tuple[str, float]] | None = None
         self.request: ModelRequest | None = None  # that the next action answers
         self._session: Any = None
@@ -69,7 +69,7 @@ class ConversationEnv(TextEnv):
         content, calls, _ = self.read_text(self.request, action)
         named = tuple(ToolCall(f"c{self._num_turns:04d}{k:04d}", *call) for k, call in enumerate(calls))
         reason = self.finish_reason if self.finish_reason != "stop" or not named else "tool_calls"
-        choice = Choice(content, named, reason, self.token_logps)
+        choice = Choice(content, named, reason, self.stopped_by, self.token_logps)
         self._own_turns.add(request.messages, choice, self._num_turns, action)
         self._num_turns += 1
         self._choices.append(choice)

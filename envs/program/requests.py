@@ -45,12 +45,14 @@ class Choice:
     Args:
         content: None where the model only calls tools.
         finish_reason: `stop`, `length` or `tool_calls`.
+        stopped_by: the one of the request's texts that has ended it; "" for none.
         token_logps: text and log-probability of each token, with those of calls; None where they are not known.
     """
 
     content: str | None
     calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
+    stopped_by: str = ""
     token_logps: Sequence[tuple[str, float]] | None = None
 
     @property

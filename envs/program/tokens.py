@@ -74,6 +74,8 @@ class ProgramTokenEnv(TokenEnv):
         first = first_of(said, (*self.stop, *request.stop))
         is_ended = first is not None or len(self.chat.without_end(ids)) < len(ids)
         self._program.finish_reason = "stop" if is_ended else "length"
+        ended_by = "" if first is None else said[slice(*first)]
+        self._program.stopped_by = ended_by if ended_by in request.stop else ""
         self._program.usage = (len(self._prompt), len(ids))
         logp, self._logp = self._logp, None
         if logp is not None and len(logp) == len(ids):

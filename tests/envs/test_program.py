@@ -248,6 +248,24 @@ def test_stop_and_max_tokens_cut_an_answer_and_the_turn(play):
     assert len(turns[1].action_ids) == 2
 
 
+def test_anthropics_client_is_told_which_text_has_ended_an_answer(play):
+    pytest.importorskip("anthropic")
+    source = """
+    from anthropic import Anthropic
+    options = {"model": "m", "max_tokens": 50, "messages": [user("a")]}
+    for stops in (["zz", " END"], ["zz"]):
+        whole = Anthropic().messages.create(**options, stop_sequences=stops)
+        with Anthropic().messages.stream(**options, stop_sequences=stops) as stream:
+            streamed = stream.get_final_message()
+        for message in (whole, streamed):
+            found = message.stop_reason, message.stop_sequence
+            assert found == (("stop_sequence", " END") if " END" in stops else ("end_turn", None)), found
+    print(1)
+    """
+    group, _ = play(source, lambda messages: "the END of it")
+    assert not group.failed, group.failed[0].error
+
+
 def test_beyond_the_horizon_requests_are_refused_and_the_episode_is_truncated(play):
     source = """
     answers = [ask([user("a")]) for _ in range(3)]
@@ -573,6 +591,21 @@ def test_a_functions_module_is_imported_once_and_its_programs_share_nothing_else
         for env in envs:
             env.close()
     assert imported.read_text() == ".."  # here, to see that it can be, and in the process that forks
+
+
+@pytest.mark.parametrize("is_function", [False, True], ids=["program", "function"])
+def test_a_program_has_the_runs_variables_but_for_its_secrets(make, monkeypatch, is_function):
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "RLLM_GYM_TOKEN", "SEARCH_API_KEY"):
+        monkeypatch.setenv(name, f"secret-{name}")
+    source = """
+    ask([user("a")])
+    found = [name for name, value in os.environ.items() if value == f"secret-{name}"]
+    assert found == ["SEARCH_API_KEY"] and os.environ["WANDB_API_KEY"] == "given", found
+    print(1)
+    """
+    env = make(source, is_function=is_function, variables={"WANDB_API_KEY": "given"})
+    env.reset(seed=0)
+    assert env.step("b")[1] == 1.0
 
 
 def test_a_function_that_fails_fails_its_episode_with_its_last_lines(make):
