@@ -261,6 +261,20 @@ MUTANTS = [
         f"{PROGRAM_TESTS} -k imported_once",
     ),
     Mutant(
+        "a connection without a request stays open",
+        "rllm_gym/server/app.py",
+        "        self.loop.call_later(KEEP_ALIVE_S, self._close_unless_asked)",
+        "        pass",
+        "tests/server/test_gateway.py -k connection_without",
+    ),
+    Mutant(
+        "a program has the run's secrets",
+        f"{PROGRAM}/child.py",
+        "for name, value in os.environ.items() if name not in SECRETS}",
+        "for name, value in os.environ.items()}",
+        f"{PROGRAM_TESTS} -k secrets",
+    ),
+    Mutant(
         "a parser knows no types of arguments",
         f"{PROGRAM}/tokens.py",
         "load_parser(name, self.chat.tokenizer, tools), tools",

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rllm_gym.server.errors import FullError, ServeError
 from rllm_gym.server.guard import Guard
@@ -110,6 +111,18 @@ def _invalid(errors: Sequence[Any]) -> JSONResponse:
     return JSONResponse({"error": "The request has another form than /openapi.json says.", "detail": found}, 422)
 
 
+class _Protocol(H11Protocol):
+    """Uvicorn's, which also closes a connection on which no request has come in time, whoever has opened it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(KEEP_ALIVE_S, self._close_unless_asked)
+
+    def _close_unless_asked(self) -> None:
+        if self.scope is None and not self.transport.is_closing():
+            self.transport.close()
+
+
 class _Server(uvicorn.Server):
     """At the first signal it waits for the calls under way; at the second it ends at once."""
 
@@ -173,7 +186,7 @@ def guarded(app: Any, binding: Binding, *, error_body: Any = None) -> uvicorn.Co
     """
     return uvicorn.Config(
         Guard(app, token=binding.token, max_bytes=binding.max_bytes, error_body=error_body),  # type: ignore[arg-type]
-        http="h11",  # which bounds a request's header; httptools keeps all of it
+        http=_Protocol,  # it bounds a request's header; httptools keeps all of it
         log_level="warning",
         access_log=False,
         lifespan="off",

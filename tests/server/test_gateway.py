@@ -1,6 +1,7 @@
 """The gateway: which conversation a request belongs to, when one ends, and what is recorded of it."""
 
 import json
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -294,3 +295,22 @@ def test_sdks_talk_to_a_model_by_its_token_and_what_it_said_is_seen_and_learnt(t
     with in_this_process(engines), stopped() as build:
         algo = build(offline_config(SFTConfig(), "tiny", env=None, data=str(folder), evaluation_interval=None))
         assert algo.train()["learners"]["default_policy"]["loss"] > 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc"], ids=["nothing", "half"])
+def test_a_connection_without_a_request_is_closed_and_one_that_waits_for_an_answer_is_not(monkeypatch, sent):
+    monkeypatch.setattr("rllm_gym.server.app.KEEP_ALIVE_S", 0.5)
+
+    def answer(messages):
+        time.sleep(1.5)
+        return "b"
+
+    talks = Talks(answer)
+    host, _, port = talks.url.removeprefix("http://").partition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as idle:
+            idle.sendall(sent)
+            assert talks.ask("a")[0] == "b"
+            assert idle.recv(1) == b""
+    finally:
+        talks.end()
