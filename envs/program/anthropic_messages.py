@@ -26,9 +26,8 @@ from rllm_gym.envs.program.requests import (
 )
 
 USED = ("messages", "model", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream")
-REPLACED = ("temperature", "top_p", "top_k")
+REPLACED = ("temperature", "top_p", "top_k", "thinking")
 WITHOUT_EFFECT = ("metadata", "service_tier", "cache_control")
-NEUTRAL: dict[str, Any] = {"thinking": {"type": "disabled"}}
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -38,7 +37,7 @@ def read(body: Payload) -> ModelRequest:
     Raises:
         RequestError: it asks for what is not supported, or is no such request.
     """
-    body, replaced = checked(body, used=USED, replaced=REPLACED, without_effect=WITHOUT_EFFECT, neutral=NEUTRAL)
+    body, replaced = checked(body, used=USED, replaced=REPLACED, without_effect=WITHOUT_EFFECT, neutral={})
     said = some("messages", body.get("messages"))
     named = body.get("tool_choice", {"type": "auto"})
     kind = named.get("type") if isinstance(named, dict) else named

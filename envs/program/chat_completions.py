@@ -30,7 +30,8 @@ USED = (
     "messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "n", "stream", "stream_options",
     "tool_choice", "logprobs", "parallel_tool_calls",
 )  # fmt: skip
-REPLACED = ("temperature", "top_p", "top_k", "seed")  # the run's own are used
+# The run's own are used, and the model thinks and talks as much as it does.
+REPLACED = ("temperature", "top_p", "top_k", "seed", "reasoning_effort", "verbosity")
 WITHOUT_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # Values of what is not supported that ask for nothing.
 NEUTRAL: dict[str, Any] = {

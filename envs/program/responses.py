@@ -27,14 +27,24 @@ from rllm_gym.envs.program.requests import (
     whole,
 )
 
-USED = ("input", "instructions", "model", "tools", "tool_choice", "max_output_tokens", "stream", "parallel_tool_calls")
-REPLACED = ("temperature", "top_p")
+USED = (
+    "input",
+    "instructions",
+    "model",
+    "tools",
+    "tool_choice",
+    "max_output_tokens",
+    "stream",
+    "parallel_tool_calls",
+    "text",
+)
+REPLACED = ("temperature", "top_p", "reasoning")
 WITHOUT_EFFECT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include", "stream_options",
 )  # fmt: skip
 NEUTRAL: dict[str, Any] = {
-    "text": {"format": {"type": "text"}}, "truncation": "disabled", "background": False,
-    "reasoning": {}, "top_logprobs": 0,
+    "truncation": "disabled", "background": False,
+    "top_logprobs": 0,
 }  # fmt: skip
 TEXTS = ("input_text", "output_text", "text")
 
@@ -60,7 +70,7 @@ def read(body: Payload) -> ModelRequest:
         tools=tools if choice == "auto" else (),
         max_tokens=whole("max_output_tokens", body["max_output_tokens"]) if "max_output_tokens" in body else None,
         is_streamed=body.get("stream", False) is True,
-        replaced=parallel_tool_calls(body, replaced),
+        replaced=_text(body.get("text", {}), parallel_tool_calls(body, replaced)),
         options={"model": str(body.get("model", "")), "tools": body.get("tools", []), "tool_choice": choice},
     )
 
@@ -172,6 +182,13 @@ def _add(messages: list[Payload], where: str, item: Any) -> None:
         messages.append({"role": "tool", "content": said, "tool_call_id": str(item.get("call_id", ""))})
     else:
         raise RequestError(f"{where}: type {kind!r:.100} is not supported.", code="unsupported")
+
+
+def _text(text: Any, replaced: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is replaced where the text of an answer is to have a form: how long it is, is the model's."""
+    if not isinstance(text, dict) or text.get("format") not in (None, {"type": "text"}):
+        raise RequestError(f"text.format is not supported here; got {text!r:.100}. Leave it out.", code="unsupported")
+    return (*replaced, "verbosity") if text.get("verbosity") is not None else replaced
 
 
 @lru_cache

@@ -898,12 +898,11 @@ def test_what_a_tools_description_spells_is_text(qwen):
     ("form", "body", "named"),
     [
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
-        ("responses", {"reasoning": {"effort": "high"}}, "reasoning"),
+        ("responses", {"text": {"format": {"type": "json_object"}}}, "text.format"),
         ("responses", {"tools": [{"type": "web_search"}]}, "functions"),
         ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "reasoning"),
         ("responses", {"input": []}, "input"),
         ("responses", {"tools": [{"type": "function", "name": "f", "strict": "maybe"}]}, "tools: strict: .*'maybe'"),
-        ("anthropic_messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ("anthropic_messages", {"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
         ("anthropic_messages", {"max_tokens": None}, "max_tokens"),
         ("anthropic_messages", {"messages": [{"role": "user", "content": []}]}, "one at least"),
@@ -920,25 +919,26 @@ def test_what_the_other_forms_do_not_support_is_refused_by_name(form, body, name
         module.FORM.read({"model": "m", **plain, **body})
 
 
-def test_one_call_at_most_is_replaced_in_each_form():
-    function = {"name": "f", "parameters": {}}
-    user = [{"role": "user", "content": "a"}]
-    bodies = {
-        "chat_completions": {
-            "messages": user, "tools": [{"type": "function", "function": function}], "parallel_tool_calls": False,
-        },
-        "responses": {"input": "a", "tools": [{"type": "function", **function}], "parallel_tool_calls": False},
-        "anthropic_messages": {
-            "max_tokens": 9, "messages": user, "tools": [{"name": "f", "input_schema": {}}],
-            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-        },
-    }  # fmt: skip
-    found = {
-        form: importlib.import_module(f"rllm_gym.envs.program.{form}").FORM.read(body) for form, body in bodies.items()
-    }
-    names = {form: request.replaced for form, request in found.items()}
-    one = ("parallel_tool_calls",)
-    assert names == {"chat_completions": one, "responses": one, "anthropic_messages": ("disable_parallel_tool_use",)}
+FUNCTION = {"name": "f", "parameters": {}}
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "replaced"),
+    [
+        ("chat_completions", {"tools": [{"type": "function", "function": FUNCTION}], "parallel_tool_calls": False}, 1),
+        ("chat_completions", {"parallel_tool_calls": False}, 0),  # there is nothing to call
+        ("chat_completions", {"reasoning_effort": "low", "verbosity": "low", "top_k": 5}, 3),
+        ("responses", {"tools": [{"type": "function", **FUNCTION}], "parallel_tool_calls": False}, 1),
+        ("responses", {"reasoning": {"effort": "none"}, "text": {"verbosity": "low"}}, 2),  # openai-agents' defaults
+        ("responses", {"text": {"format": {"type": "text"}}}, 0),
+        ("anthropic_messages", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, 1),
+        ("anthropic_messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1),
+    ],
+)
+def test_what_is_the_models_own_way_is_replaced_in_each_form(form, body, replaced):
+    module = importlib.import_module(f"rllm_gym.envs.program.{form}")
+    plain = {"input": "a"} if form == "responses" else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}
+    assert len(module.FORM.read({"model": "m", **plain, **body}).replaced) == replaced
 
 
 def test_tools_are_refused_where_the_template_knows_none(play):

@@ -158,7 +158,7 @@ AGENTS = {
     "openai-agents": """
         from agents import Agent, Runner, function_tool, set_tracing_disabled
         set_tracing_disabled(True)
-        agent = Agent(name="crafter", instructions="Craft.", model="any", tools=[function_tool(act)])
+        agent = Agent(name="crafter", instructions="Craft.", tools=[function_tool(act)])
         print(Runner.run_sync(agent, observation, max_turns=30).final_output)
     """,
     "pydantic-ai": """
