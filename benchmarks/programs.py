@@ -5,11 +5,12 @@
     python -m benchmarks.programs learn FOLDER --seeds 0   # fewer
     python -m benchmarks.programs report FOLDER
 
-Both play TextCraft's tasks of depth 1: the built-in environment in its own words, `programs_agent.py` by calls of a
-tool. `learn` begins each with the shipped tiny model after SFT on its expert's dialogues of other tasks, the held-out
-ones and 150 of depth 2, and trains by GRPO on the training tasks. A run's gain is the success of its last five train
-steps less that of its first five, where a seed's shorter run had sampled a quarter, half and all of its tokens; a call
-takes 2.5 times the tokens of the same action in words. A row is appended to FOLDER/rows.jsonl as a run ends.
+Both play TextCraft's tasks of depth 1 by calls of its functions: the built-in environment with `format: tools`,
+and `examples/textcraft_agent.py` with OpenAI's SDK. Their prompts are the same but for the replies to turns that are no
+call. `learn` begins with the shipped tiny model after SFT on the expert's calls in other tasks, the held-out ones and
+150 of depth 2, and trains by GRPO on the training tasks. A run's gain is the success of its last five train steps less
+that of its first five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended
+to FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
@@ -241,8 +242,8 @@ def main() -> None:
             command.add_argument("num_steps", type=int)
         if name == "learn":
             command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-            command.add_argument("--steps", type=int, default=20)
-            command.add_argument("--sft-steps", type=int, default=100)
+            command.add_argument("--steps", type=int, default=32)
+            command.add_argument("--sft-steps", type=int, default=120)
     given = parser.parse_args()
     if given.command == "cost":
         cost(given.tasks)
