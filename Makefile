@@ -118,7 +118,7 @@ interop-clients: install $(VERIFIERS)/.installed $(AGENTS)/.installed
 
 $(VERIFIERS)/.installed:
 	$(PYTHON) -m venv $(VERIFIERS)
-	$(VERIFIERS)/bin/python -m pip install -q verifiers==0.4.0 fastapi "fastmcp>=4.1,<5" websockets
+	$(VERIFIERS)/bin/python -m pip install -q verifiers==0.4.0 fastapi "fastmcp>=4.1,<5" websockets uv
 	$(VERIFIERS)/bin/python -m pip install -q --no-deps openenv==0.10.0
 	touch $@
 

@@ -47,6 +47,7 @@ def test_verifiers_plays_the_expert_to_success_with_the_rewards_of_gymnasium(tmp
         config = tmp_path / "vf.toml"
         config.write_text(CONFIG.format(resets=f"[{resets}]", **quoted))
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment["PATH"] = f"{VF_EVAL.parent}{os.pathsep}{environment['PATH']}"  # its harness asks for uv there
         ended = subprocess.run(
             [str(VF_EVAL), "@", str(config)],
             cwd=tmp_path,
@@ -58,6 +59,7 @@ def test_verifiers_plays_the_expert_to_success_with_the_rewards_of_gymnasium(tmp
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = next((tmp_path / "out").rglob("traces.jsonl")).read_text().splitlines()
     episodes = [json.loads(line) for line in lines]
-    assert not any(episode["errors"] for episode in episodes)
+    errors = [error["message"] for episode in episodes for error in episode["errors"]]
+    assert not errors, errors
     rewards = [episode["traces"][0]["rewards"]["openenv_reward"]["score"] for episode in episodes]
     assert rewards == [sum(reward for _, _, reward in expert_turns(item)) for item in items] == [1.0] * 3
