@@ -46,12 +46,14 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-def run_missing(module: str, folder: Path, arms: Sequence[str], seeds: Sequence[int], num_steps: int) -> None:
-    """Run `python -m MODULE one FOLDER ARM SEED STEPS` for what has no row yet, seed by seed."""
+def run_missing(
+    module: str, folder: Path, arms: Sequence[str], seeds: Sequence[int], num_steps: int, more: Sequence[str] = ()
+) -> None:
+    """Run `python -m MODULE one FOLDER ARM SEED STEPS MORE...` for what has no row yet, seed by seed."""
     for arm, seed in [(arm, seed) for seed in seeds for arm in arms]:
         if any((row["arm"], row["seed"]) == (arm, seed) for row in read_rows(folder)):
             continue
-        command = [sys.executable, "-m", module, "one", str(folder), arm, str(seed), str(num_steps)]
+        command = [sys.executable, "-m", module, "one", str(folder), arm, str(seed), str(num_steps), *more]
         if subprocess.run(command, check=False).returncode:
             raise SystemExit(f"{arm}, seed {seed}: failed. The rows so far are in {folder}.")
 

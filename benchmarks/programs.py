@@ -5,12 +5,13 @@
     python -m benchmarks.programs learn FOLDER --seeds 0   # fewer
     python -m benchmarks.programs report FOLDER
 
-Both play TextCraft's tasks of depth 1 by calls of its functions: the built-in environment with `format: tools`,
-and `examples/textcraft_agent.py` with OpenAI's SDK. Their prompts are the same but for the replies to turns that are no
-call. `learn` begins with the shipped tiny model after SFT on the expert's calls in other tasks, the held-out ones and
-150 of depth 2, and trains by GRPO on the training tasks. A run's gain is the success of its last five train steps less
-that of its first five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended
-to FOLDER/rows.jsonl as a run ends.
+Both play TextCraft's tasks of depth 1 and read the same prompts. In words they begin with the shipped tiny model, and the
+program is `play_in_words`, an agent with OpenAI's SDK. With `--calls` they play by calls of the environment's functions,
+the built-in environment with `format: tools` and `examples/textcraft_agent.py`; there the replies to turns that are no
+call differ, and the start is the model after SFT on the expert's calls in other tasks, the held-out ones and 150 of depth
+2. GRPO trains on the training tasks. A run's gain is the success of its last five train steps less that of its first
+five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended to
+FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
+from openai import BadRequestError, OpenAI
 
 from benchmarks.equal_tokens import append_row, report, run_missing, train
 from examples.textcraft_agent import play
@@ -99,6 +102,22 @@ class Expert:
 
     def close(self) -> None:
         pass
+
+
+def play_in_words(task: Any) -> Any:
+    """Play a task as the model was trained to, without tools; return its reward."""
+    env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text")
+    observation, info = env.reset(seed=task["seed"], options={"item_id": task["item_id"]})
+    client, reward, is_over = OpenAI(), 0.0, False
+    messages: list[Any] = [{"role": "user", "content": observation}]
+    while not is_over:
+        try:
+            answer = client.chat.completions.create(model="any", messages=messages).choices[0].message
+        except BadRequestError:  # no turns are left
+            break
+        observation, reward, is_over, _, info = env.step(answer.content or "")
+        messages += [answer, {"role": "user", "content": observation}]
+    return {"reward": reward, "is_success": info["is_success"]}
 
 
 def timed(task: Any) -> Any:
@@ -202,25 +221,25 @@ def warm_start(folder: Path, num_steps: int) -> Path:
 
 
 def task_ids(split: str, depth: int = 1) -> list[str]:
-    import gymnasium
-
     env = gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", obs_type="text", depth=depth, split=split)
     return list(env.unwrapped.item_ids)
 
 
-def config_of(arm: str, seed: int, folder: Path) -> Any:
+def config_of(arm: str, seed: int, folder: Path, *, by_calls: bool) -> Any:
     from rllm_gym.algorithms import GRPOConfig
 
     config = GRPOConfig()
     item_ids = task_ids("train")
     if arm == "program":
         tasks = [{"item_id": item_id, "seed": k} for item_id in item_ids for k in range(8)]
-        config.environment("rllm_gym/Program-v0", env_config={"command": AGENT, "tasks": tasks})
+        command = AGENT if by_calls else "benchmarks.programs:play_in_words"
+        config.environment("rllm_gym/Program-v0", env_config={"command": command, "tasks": tasks})
     else:
-        config.environment("rllm_gym/TextCraft-v0", env_config={"item_ids": item_ids, **BUILT_IN})
+        played = BUILT_IN if by_calls else {"system_prompt": ""}
+        config.environment("rllm_gym/TextCraft-v0", env_config={"item_ids": item_ids, **played})
     options = {
-        "base_model": str(folder / "sft"), "seed": seed, "groups_per_step": 8, "group_size": 8,
-        "max_model_len": 1024, "max_new_tokens": 96, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
+        "base_model": str(folder / "sft") if by_calls else "tiny", "seed": seed, "groups_per_step": 8, "group_size": 8,
+        "max_model_len": 1024, "max_new_tokens": 96 if by_calls else 48, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
         "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 64,
         "num_env_workers": 16 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
         "engine_options": {"kv_cache_memory_bytes": 2**28},
@@ -240,6 +259,8 @@ def main() -> None:
             command.add_argument("seed", type=int)
         if name in ("warm", "one"):
             command.add_argument("num_steps", type=int)
+        if name in ("learn", "one"):
+            command.add_argument("--calls", action="store_true")
         if name == "learn":
             command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
             command.add_argument("--steps", type=int, default=32)
@@ -250,13 +271,16 @@ def main() -> None:
     elif given.command == "warm":
         warm_start(given.folder, given.num_steps)
     elif given.command == "one":
-        row = train(config_of(given.arm, given.seed, given.folder), given.num_steps)
+        row = train(config_of(given.arm, given.seed, given.folder, by_calls=given.calls), given.num_steps)
         append_row(given.folder, {"arm": given.arm, "seed": given.seed, **row})
     else:
         if given.command == "learn":
+            calls = ["--calls"] if given.calls else []
+            given.folder.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", "benchmarks.programs", "warm", str(given.folder), str(given.sft_steps)]
-            subprocess.run(command, check=True)
-            run_missing("benchmarks.programs", given.folder, ARMS, given.seeds, given.steps)
+            if given.calls:
+                subprocess.run(command, check=True)
+            run_missing("benchmarks.programs", given.folder, ARMS, given.seeds, given.steps, calls)
         report(given.folder, ARMS)
 
 
