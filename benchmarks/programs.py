@@ -5,13 +5,13 @@
     python -m benchmarks.programs learn FOLDER --seeds 0   # fewer
     python -m benchmarks.programs report FOLDER
 
-Both play TextCraft's tasks of depth 1 and read the same prompts. In words they begin with the shipped tiny model, and the
-program is `play_in_words`, an agent with OpenAI's SDK. With `--calls` they play by calls of the environment's functions,
-the built-in environment with `format: tools` and `examples/textcraft_agent.py`; there the replies to turns that are no
-call differ, and the start is the model after SFT on the expert's calls in other tasks, the held-out ones and 150 of depth
-2. GRPO trains on the training tasks. A run's gain is the success of its last five train steps less that of its first
-five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended to
-FOLDER/rows.jsonl as a run ends.
+Both play TextCraft's tasks of depth 1 and read the same prompts. In words they begin with the shipped tiny model, and
+the program is `play_in_words`, an agent with OpenAI's SDK. With `--calls` they play by calls of the environment's
+functions, the built-in environment with `format: tools` and `examples/textcraft_agent.py`; there the replies to turns
+that are no call differ, and the start is the model after SFT on the expert's calls in other tasks, the held-out ones
+and 150 of depth 2. GRPO trains on the training tasks. A run's gain is the success of its last five train steps less
+that of its first five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended
+to FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ def config_of(arm: str, seed: int, folder: Path, *, by_calls: bool) -> Any:
         config.environment("rllm_gym/TextCraft-v0", env_config={"item_ids": item_ids, **played})
     options = {
         "base_model": str(folder / "sft") if by_calls else "tiny", "seed": seed, "groups_per_step": 8, "group_size": 8,
-        "max_model_len": 1024, "max_new_tokens": 96 if by_calls else 48, "max_episode_steps": HORIZON, "lr": 1e-4, "clip_low": 0.2,
-        "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 64,
+        "max_model_len": 1024, "max_new_tokens": 96 if by_calls else 48, "max_episode_steps": HORIZON,
+        "lr": 1e-4, "clip_low": 0.2, "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 64,
         "num_env_workers": 16 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
         "engine_options": {"kv_cache_memory_bytes": 2**28},
     }  # fmt: skip
