@@ -240,7 +240,8 @@ def config_of(arm: str, seed: int, folder: Path, *, by_calls: bool) -> Any:
     options = {
         "base_model": str(folder / "sft") if by_calls else "tiny", "seed": seed, "groups_per_step": 8, "group_size": 8,
         "max_model_len": 1024, "max_new_tokens": 96 if by_calls else 48, "max_episode_steps": HORIZON,
-        "lr": 1e-4, "clip_low": 0.2, "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage", "num_envs_per_env_runner": 64,
+        "lr": 1e-4, "clip_low": 0.2, "clip_high": 0.28, "kl_coeff": 0.0, "filter_groups": "advantage",
+        "num_envs_per_env_runner": 64,
         "num_env_workers": 16 if arm == "program" else 0, "tokens_per_micro_batch": 4096, "num_env_runners": 1,
         "engine_options": {"kv_cache_memory_bytes": 2**28},
     }  # fmt: skip
