@@ -35,8 +35,8 @@ from rllm_gym.envs.contract_findings import (
     Make,
     NotApplicableError,
     check_own_randomness,
+    check_rule,
     equal,
-    finding_of,
     one_line,
     require,
     short,
@@ -83,7 +83,7 @@ def findings(make: Make) -> Iterator[Finding]:
         else:
             check_text_env(env, "check_env")
             rules = RULES
-        yield from (finding_of(rule, make_and_keep) for rule in rules)
+        yield from (check_rule(rule, make_and_keep) for rule in rules)
 
 
 def _close(env: Any) -> None:

@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     not_checked: str = ""
 
 
-def finding_of(rule: Callable[[Make], None], make: Make) -> Finding:
+def check_rule(rule: Callable[[Make], None], make: Make) -> Finding:
     words = rule.__name__.replace("_", " ")
     try:
         rule(make)

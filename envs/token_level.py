@@ -167,7 +167,7 @@ class TokenLevel:
         )
 
 
-def told_of(conversation: Conversation | None) -> dict[str, Any]:
+def make_info(conversation: Conversation | None) -> dict[str, Any]:
     """Return the info's entries on a conversation, see `TokenEnv`."""
     assert conversation is not None
     told: dict[str, Any] = {"messages": list(conversation.messages)}

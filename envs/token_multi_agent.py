@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
-from rllm_gym.envs.token_level import MOST_TURNS, TokenLevel, TokenOptions, check_action, told_of
+from rllm_gym.envs.token_level import MOST_TURNS, TokenLevel, TokenOptions, check_action, make_info
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation
 from rllm_gym.types import TokenIds
@@ -96,4 +96,7 @@ class TokenMultiAgentEnv(TokenLevel):
 
     def _with_messages(self, infos: Mapping[str, Any], texts: Iterable[str]) -> dict[str, Any]:
         """Add the conversation to the info of everyone who heard something."""
-        return {**infos, **{agent: {**infos.get(agent, {}), **told_of(self._conversations[agent])} for agent in texts}}
+        return {
+            **infos,
+            **{agent: {**infos.get(agent, {}), **make_info(self._conversations[agent])} for agent in texts},
+        }

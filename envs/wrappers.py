@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from rllm_gym.envs.text_space import REQUEST, check_text_env
-from rllm_gym.envs.token_level import CHAT_OPTIONS, MOST_TURNS, TokenLevel, TokenOptions, check_action, told_of
+from rllm_gym.envs.token_level import CHAT_OPTIONS, MOST_TURNS, TokenLevel, TokenOptions, check_action, make_info
 from rllm_gym.spaces import TokenSequence
 from rllm_gym.tokens import Conversation
 from rllm_gym.tool_calls import ToolCalls, ToolConversation, tool_calls
@@ -129,7 +129,7 @@ class TokenEnv(TokenLevel, gymnasium.Wrapper[TokenIds, TokenIds, str, str], Reco
 
     def _with_messages(self, info: dict[str, Any]) -> dict[str, Any]:
         said = {key: value for key, value in info.items() if key not in (REQUEST, CONTEXT_TURNS, REPLIES)}
-        return {**said, **told_of(self._conversation)}
+        return {**said, **make_info(self._conversation)}
 
 
 def check_info(info: Any, who: Any) -> None:

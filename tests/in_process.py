@@ -26,7 +26,7 @@ make_engine = policies.engine_maker
 
 
 class Runners:
-    """What an algorithm asks of its group of EnvRunners, for one runner in this process."""
+    """Stands in for an algorithm's group of EnvRunners, with one runner in this process."""
 
     local_env_runner = None
     _worker_manager = SimpleNamespace(actors=dict)  # no runner is an actor, whose standstill could be told

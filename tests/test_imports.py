@@ -1,4 +1,4 @@
-"""What importing the package and playing an environment must not load."""
+"""Importing the package and playing an environment loads no heavy library."""
 
 import subprocess
 import sys

@@ -13,7 +13,7 @@ import zstandard
 from rllm_gym import strangers_files
 from rllm_gym.checkpoints import read_results
 from rllm_gym.cli.train.model_files import model_fault
-from rllm_gym.data.reader import lines_of, list_shards, read_episodes
+from rllm_gym.data.reader import list_shards, read_episodes, read_whole_lines
 from rllm_gym.errors import ConfigError, TrajectoryError
 from rllm_gym.evaluation.panel import read_panel
 from rllm_gym.lineage import RESUMED_FROM, first_trial, read_origin
@@ -35,7 +35,7 @@ def run(tmp_path):
 
 def good_line(run):
     [shard] = list_shards(run)
-    return next(line for _, line in lines_of(shard))
+    return next(line for _, line in read_whole_lines(shard))
 
 
 def test_a_line_that_is_too_long_is_counted_and_not_kept(tmp_path, monkeypatch):
@@ -145,7 +145,7 @@ def test_what_is_no_regular_file_is_left_out_with_a_line(run, kind, caplog, monk
     assert len(list(read_episodes(run))) == 3
     assert "no regular file" in caplog.text
     with pytest.raises(TrajectoryError, match="regular file"):
-        next(lines_of(odd))
+        next(read_whole_lines(odd))
     index = Index([run])
     index.refresh()
     index.refresh()

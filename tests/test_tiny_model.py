@@ -66,7 +66,7 @@ def textcraft_episodes(sources, num, plan):
 
 
 def read_samples(episodes, tmp_path, chat):
-    """What SFT learns of episodes."""
+    """Return the samples that SFT learns of episodes."""
     write_conversations(tmp_path / "episodes.jsonl", episodes)
     maker = SampleMaker(chat, max_tokens=4096, observation_weight=ENV_WEIGHT)
     return list(read_samples_of_path(tmp_path / "episodes.jsonl", maker, min_return=None))

@@ -262,9 +262,9 @@ def _objects(text: str) -> list[dict[str, Any]]:
     if any(is_closed for _, is_closed, _ in calls):
         if not all(is_closed for _, is_closed, _ in calls):
             raise BadCallError(f"a {_TOOL_CALL} has no {_END_OF_TOOL_CALL}")
-        return [found for call, _, _ in calls for found in _objects_of(_json(call))]
+        return [found for call, _, _ in calls for found in _read_objects(_json(call))]
     if fenced := _FENCE.findall(text):
-        return [found for call in fenced for found in _objects_of(_json(call))]
+        return [found for call in fenced for found in _read_objects(_json(call))]
     found, at = [], 0
     for _ in range(_MAX_OBJECTS):
         if (at := _bounded(text).find("{", at)) < 0:
@@ -295,7 +295,7 @@ def _json(text: str) -> Any:
         raise BadCallError("it is no JSON") from error
 
 
-def _objects_of(value: Any) -> list[dict[str, Any]]:
+def _read_objects(value: Any) -> list[dict[str, Any]]:
     """Return the one object, or those of a list."""
     return [_object(part) for part in value] if isinstance(value, list) and value else [_object(value)]
 

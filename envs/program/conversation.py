@@ -131,7 +131,7 @@ class ConversationEnv(TextEnv):
         self._call = self.request = None
 
 
-def reward_of(found: Any) -> tuple[float, bool]:
+def read_reward(found: Any) -> tuple[float, bool]:
     """Return the reward, and whether it is a success, of a number or a mapping.
 
     Raises:

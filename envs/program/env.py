@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Unpack
 from rllm_gym.envs.base import StepResult
 from rllm_gym.envs.items import TextOptions
 from rllm_gym.envs.program.child import MAX_FOLDER_BYTES, Child
-from rllm_gym.envs.program.conversation import ConversationEnv, reward_of
+from rllm_gym.envs.program.conversation import ConversationEnv, read_reward
 from rllm_gym.envs.program.requests import RequestError
 from rllm_gym.errors import ConfigError, EnvError, MachineError
 from rllm_gym.importing import import_object
@@ -95,8 +95,8 @@ class ProgramEnv(ConversationEnv):
         variables: Mapping[str, str] | None = None,
         **options: Unpack[TextOptions],
     ) -> None:
-        self._command = _command_of(command)
-        self._tasks = _tasks_of(tasks)
+        self._command = _parse_command(command)
+        self._tasks = _read_tasks(tasks)
         self.num_items = len(self._tasks)
         self._reward = None if reward in (None, POSTED) else import_object("ProgramEnv: reward", str(reward))
         self._is_posted = reward == POSTED
@@ -245,7 +245,7 @@ class ProgramEnv(ConversationEnv):
             if found is None:
                 self._fail('its last line must be its reward as JSON, such as 1 or {"reward": 1}')
         try:
-            reward, self.is_success = reward_of(found)
+            reward, self.is_success = read_reward(found)
         except ValueError as error:
             self._fail(str(error))
         self._end_program()
@@ -269,7 +269,7 @@ class ProgramEnv(ConversationEnv):
             self._session = None
 
 
-def _command_of(command: Any) -> list[str] | str:
+def _parse_command(command: Any) -> list[str] | str:
     if isinstance(command, str) and ":" in command:
         import_object("ProgramEnv: command", command)
         return command
@@ -290,7 +290,7 @@ def _command_of(command: Any) -> list[str] | str:
     return [str(Path(part).absolute()) if Path(part).is_file() else part for part in [first, *command[1:]]]
 
 
-def _tasks_of(tasks: Any) -> list[Mapping[str, Any]]:
+def _read_tasks(tasks: Any) -> list[Mapping[str, Any]]:
     rule = "ProgramEnv: tasks must be a list of mappings, or a JSON Lines file with some"
     rows: Any = tasks
     if isinstance(tasks, str | Path):

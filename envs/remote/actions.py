@@ -92,7 +92,7 @@ def is_of_tools(schema: Mapping[str, Any]) -> bool:
     return {"tool_name", "arguments"} <= set(schema.get("properties", ()))
 
 
-def form_of(schema: Mapping[str, Any], *, is_ours: bool = False) -> TextForm | FieldsForm:
+def make_form(schema: Mapping[str, Any], *, is_ours: bool = False) -> TextForm | FieldsForm:
     """Return the form of the actions of a schema that is not of tools.
 
     Args:

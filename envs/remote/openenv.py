@@ -7,7 +7,7 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from rllm_gym.envs.remote.actions import ActionForm, ToolsForm, form_of, is_of_tools, text_of
+from rllm_gym.envs.remote.actions import ActionForm, ToolsForm, is_of_tools, make_form, text_of
 from rllm_gym.envs.remote.env import NotOpenedError, RemoteEnv, Reply, Tasks, first_answer, now_kept
 from rllm_gym.envs.remote.http import NO_ROUTE, Http, StatusError, headers
 from rllm_gym.envs.remote.urls import least_used
@@ -84,7 +84,7 @@ class OpenEnvSession:
         self._schema = _schema_at(url, token, timeout_s, now_kept())
         self._is_ours = self._schema.get("title") == "TextAction" and "text" in self._schema.get("properties", {})
         self._form: ActionForm | None = (
-            None if is_of_tools(self._schema) else form_of(self._schema, is_ours=self._is_ours)
+            None if is_of_tools(self._schema) else make_form(self._schema, is_ours=self._is_ours)
         )
         self._client = _client_class()(
             base_url=url,

@@ -180,7 +180,7 @@ def _look_at_speed(learner: Any, config: Any) -> Any:
         taken = []
         for _ in range(3):  # the first pass warms up, and other processes disturb
             start = time.perf_counter()
-            logps[dtype] = _logps_of(each, samples)
+            logps[dtype] = _compute_logps(each, samples)
             taken.append(time.perf_counter() - start)
         speeds[dtype] = len(samples) * length / min(taken)
     quicker = max(speeds, key=lambda dtype: speeds[dtype])
@@ -192,7 +192,7 @@ def _look_at_speed(learner: Any, config: Any) -> Any:
     return Finding("number format", "ok", text)
 
 
-def _logps_of(learner: Any, samples: list[Any]) -> list[Any]:
+def _compute_logps(learner: Any, samples: list[Any]) -> list[Any]:
     scored = dict(learner.score(samples, [range(len(samples))], ["trainer_logp"]))
     return [scored[index]["trainer_logp"] for index in range(len(samples))]
 
@@ -228,7 +228,7 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
         for what in ("as loaded", "after a sync of changed weights"):
             probe = probe_engine(engine, chat, config.sampling_params, config.max_model_len)
             sample = probed_sample(DEFAULT_MODULE, probe)
-            [sample.trainer_logp] = _logps_of(learner, [sample])
+            [sample.trainer_logp] = _compute_logps(learner, [sample])
             off = measure_differences(probe, sample)
             fault = probe_fault(DEFAULT_MODULE, probe, sample, config)
             if fault:

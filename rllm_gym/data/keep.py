@@ -33,7 +33,7 @@ class Keep:
     worst: int = 1
     share: float = 0.0
 
-    def choose(self, shards: Iterable[Path], lines_of: Lines) -> set[tuple[str, int]]:
+    def choose(self, shards: Iterable[Path], read_whole_lines: Lines) -> set[tuple[str, int]]:
         """Return (name of the shard, line number) of the records that stay, of shards in the order of writing.
 
         All records of an episode, one of each agent, stay or go together; their returns are added.
@@ -42,7 +42,7 @@ class Keep:
         returns: dict[str, float] = defaultdict(float)
         tasks: dict[str, list[str]] = defaultdict(list)
         for shard in shards:
-            for number, line in lines_of(shard):
+            for number, line in read_whole_lines(shard):
                 record = from_json(line)
                 name = record["episode_id"]
                 if name not in places:

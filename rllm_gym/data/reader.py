@@ -56,7 +56,7 @@ def _read_shards(path: str | Path, shards: list[Path]) -> Iterator[tuple[Path, E
     played_again = _played_again(shards)
     for shard in shards:
         again = played_again.get(_trial_of(shard), set())
-        for number, line in lines_of(shard):
+        for number, line in read_whole_lines(shard):
             if again and _episode_key(line) in again:  # None is in none
                 continue
             try:
@@ -93,7 +93,7 @@ def _played_again(shards: list[Path]) -> dict[Path, set[int]]:
         later: set[int] = set()
         for trial in resumed:
             found[trial] = set(later)
-            keys = (_episode_key(line) for shard in trials[trial] for _, line in lines_of(shard))
+            keys = (_episode_key(line) for shard in trials[trial] for _, line in read_whole_lines(shard))
             later.update(key for key in keys if key is not None)
         found[first] = later
     return found
@@ -182,7 +182,7 @@ def count_lines(shard: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
 
 
-def lines_of(shard: Path) -> Iterator[tuple[int, bytes]]:
+def read_whole_lines(shard: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the number and text of every whole line that is not empty; in place of one that is too long b""."""
     num_empty = 0
     with open_shard(shard) as (file, _):

@@ -297,14 +297,14 @@ def _info_fields(info: Mapping[str, Any], split: str | None) -> dict[str, Any]:
     """
     found = {key: read(info, key) for key in ("is_success", "category", "split")}
     rest = {
-        str(key): _json_of(value, str(key))
+        str(key): _to_json(value, str(key))
         for key, value in info.items()
         if key != "messages" and found.get(str(key)) is None
     }
     return {**found, "split": found["split"] or split, "info": rest}
 
 
-def _json_of(value: Any, key: str) -> Any:
+def _to_json(value: Any, key: str) -> Any:
     """Return a value as JSON has it, and as its readers can read it."""
     if isinstance(value, np.ndarray) and value.size > MAX_STORED_NUMBERS:
         return text_of(value)

@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError
 
 from rllm_gym import file_systems
 from rllm_gym.data.keep import Keep
-from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, lines_of, sealed_name
+from rllm_gym.data.reader import PLAIN, SEALED, count_lines, is_whole, read_whole_lines, sealed_name
 from rllm_gym.data.records import SCHEMA_VERSION, VERSIONS, VERSIONS_IN_WORDS, EpisodeRecord, make_records
 from rllm_gym.errors import ConfigError, StorageError, TrajectoryError
 from rllm_gym.types import Episode, Sample
@@ -212,9 +212,9 @@ class TrajectoryWriter:
     def _thin(self, keep: Keep) -> None:
         """Write every sealed shard anew that holds a record which need not stay, each in one step as readers see it."""
         sealed = [self.folder / name for name in self._shards if name.endswith(SEALED)]
-        stay = keep.choose(sealed, lines_of)
+        stay = keep.choose(sealed, read_whole_lines)
         for shard in sealed:
-            lines = [line for number, line in lines_of(shard) if (shard.name, number) in stay]
+            lines = [line for number, line in read_whole_lines(shard) if (shard.name, number) in stay]
             if len(lines) < self._shards[shard.name]:
                 self._replace(shard, b"".join(lines))
                 self._shards[shard.name] = len(lines)

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from rllm_gym.data.writer import Recorder
 from rllm_gym.envs.base import StepResult
-from rllm_gym.envs.program.conversation import ConversationEnv, note_of_replaced, reward_of
+from rllm_gym.envs.program.conversation import ConversationEnv, note_of_replaced, read_reward
 from rllm_gym.envs.program.endpoint import SESSION, Endpoint, Session, error_body, serve_in_thread
 from rllm_gym.envs.program.requests import ModelRequest, OwnTurns, RequestError, prefix_keys
 from rllm_gym.envs.program.tokens import ProgramTokenEnv
@@ -113,7 +113,7 @@ class Gateway(Endpoint):
         if not self.has_rewards:
             raise RequestError("no rewards are taken here. Start the gateway with --rewards.", code="unsupported")
         try:
-            reward_of(reward)
+            read_reward(reward)
         except ValueError as error:
             raise RequestError(f"{error}.") from error
         name = self._name(request)
@@ -245,7 +245,7 @@ class GatewayEnv(ConversationEnv):
             self._fail("it ended without an answer")
         if posted is None and self._gateway.has_rewards:
             self._fail("it ended without a reward")
-        reward, self.is_success = (0.0, False) if posted is None else reward_of(posted)
+        reward, self.is_success = (0.0, False) if posted is None else read_reward(posted)
         self._leave()
         return StepResult("(The conversation has ended.)", reward, is_over=True, is_invalid=False)
 
@@ -319,7 +319,7 @@ def serve(
         gateway = Gateway(
             Path(policy.name).name, max_sessions=max_sessions, session_ttl_s=session_ttl_s, has_rewards=has_rewards
         )
-        chat, engine = _sampler(_model_of(policy, module, stack), config, max_sessions)
+        chat, engine = _sampler(_export_model(policy, module, stack), config, max_sessions)
         stack.callback(engine.close)
         loop = make_loop(
             gateway, chat, engine, params=config.sampling_params, max_model_len=config.max_model_len, stop=config.stop,
@@ -433,7 +433,7 @@ def _folder_of(record: Path, policy: Policy) -> Path:
     return record / TRAJECTORIES
 
 
-def _model_of(policy: Policy, module: str | None, stack: contextlib.ExitStack) -> str:
+def _export_model(policy: Policy, module: str | None, stack: contextlib.ExitStack) -> str:
     """Return a folder with the policy as a Hugging Face model."""
     from rllm_gym.evaluation.export import export_policy
     from rllm_gym.models import resolve_base_model

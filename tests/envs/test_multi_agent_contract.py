@@ -7,7 +7,7 @@ import pytest
 
 import rllm_gym
 from rllm_gym.envs.contract import check_env, findings
-from rllm_gym.envs.contract_findings import ContractError, NotApplicableError, finding_of
+from rllm_gym.envs.contract_findings import ContractError, NotApplicableError, check_rule
 from rllm_gym.envs.multi_agent_contract import RULES
 from rllm_gym.registration import MULTI_AGENT_FACTORY
 from tests.envs.toy_multi_agent import AGENTS, PassTheWord
@@ -28,7 +28,7 @@ NOT_CHECKED = {(f"rllm_gym/{name}-v0", "legal_actions_are_legal") for name in ("
 @pytest.mark.parametrize("env_id", IDS)
 def test_it_keeps_the_rule(env_id, rule):
     skip_without(OF_ENVIRONMENTS.get(env_id))
-    found = finding_of(rule, functools.partial(rllm_gym.make_multi_agent, env_id))
+    found = check_rule(rule, functools.partial(rllm_gym.make_multi_agent, env_id))
     assert not found.broken
     if (env_id, rule.__name__) not in NOT_CHECKED:
         assert not found.not_checked
@@ -80,7 +80,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_a_broken_rule_is_named(rule):
-    found = finding_of(rule, Forgetful)
+    found = check_rule(rule, Forgetful)
     assert bool(found.broken) == (rule.__name__ in BROKEN)
     assert BROKEN.get(rule.__name__, "") in found.broken
 

@@ -88,7 +88,7 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What the last start has printed."""
+        """The output of the last start."""
         return (self.folder / f"output{self.num_starts}.txt").read_text()
 
     def start(self, *arguments: str) -> None:

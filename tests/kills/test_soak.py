@@ -23,7 +23,7 @@ OURS = ("driver", "trainer", "runner")
 
 @dataclass
 class Use:
-    """What a process holds, measured now and then."""
+    """The resources that a process holds, measured now and then."""
 
     steps: list[int] = field(default_factory=list)
     mb: list[float] = field(default_factory=list)

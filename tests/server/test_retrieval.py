@@ -32,7 +32,7 @@ def served():
 
 
 def search_r1s_batch_search(url, queries, topk=3):
-    """What search_r1/llm_agent/generation.py does with the server's answer, as we understand it."""
+    """Do what search_r1/llm_agent/generation.py does with the server's answer, as we understand it."""
     results = requests.post(url, json={"queries": queries, "topk": topk, "return_scores": True}).json()["result"]
     texts = []
     for found in results:

@@ -1,4 +1,4 @@
-"""What a centralised critic reads, token by token."""
+"""A centralised critic reads these tokens."""
 
 from __future__ import annotations
 

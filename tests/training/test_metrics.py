@@ -1,4 +1,4 @@
-"""What a train step reports about its episodes."""
+"""A train step reports these numbers about its episodes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What `opponents` says, and which of a pool's snapshots plays next."""
+"""`opponents` is read, and a pool chooses the snapshot that plays next."""
 
 from __future__ import annotations
 

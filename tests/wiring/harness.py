@@ -70,7 +70,7 @@ class Recorder(ScriptedEngine):
 
 @dataclass
 class Run:
-    """What has passed in some train steps."""
+    """The record of some train steps."""
 
     algo: Any
     results: list[dict[str, Any]] = field(default_factory=list)

@@ -56,7 +56,7 @@ def evaluate_myself(algorithm: Any, env_runner_group: Any) -> Any:
 
 @dataclass
 class Row:
-    """What an option must change.
+    """An option's value, and a reading that it must change.
 
     Args:
         value: to set it to.
