@@ -42,8 +42,8 @@ _PROBE_TURNS = (
     "Crafted 4 stick",
 )
 HISTORIES = ("auto", "append_only", "as_template")
-# End a turn that calls a function: gpt-oss, GLM, Llama 3, Gemma 4. Their models' generation_config.json says so, too.
-_ENDS_OF_CALLS = ("<|call|>", "<|observation|>", "<|eom_id|>", "<|tool_response>")
+# End a turn that calls a function: gpt-oss, GLM, Llama 3 and 4, Gemma 4. Their models' generation_config.json says so, too.
+_ENDS_OF_CALLS = ("<|call|>", "<|observation|>", "<|eom_id|>", "<|eom|>", "<|tool_response>")
 _OPENS_THOUGHT, _CLOSES_THOUGHT = "<think>", "</think>"
 
 
@@ -749,7 +749,8 @@ class Conversation:
 
     Calls come in the order open, act, reply, act, reply, ... The ids that they return or take, put in a row, are
     exactly what the chat template renders for `messages`, as long as the policy samples canonical encodings. Ids
-    sampled otherwise stay as sampled; the text is the same.
+    sampled otherwise stay as sampled; the text is the same, but for white space that a policy samples at the edges of a
+    turn and the template would strip (Llama 3, Gemma).
 
     Where the template rewrites what was said, or turns are left out, a reply is a whole new prompt: then `num_repeated`
     is the number of ids at its beginning that stand for what was said before, else 0.
