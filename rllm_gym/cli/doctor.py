@@ -219,7 +219,7 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
                 max_num_seqs=4,
                 options={**trusts, **config.engine_options},
             )
-    except (RllmGymError, ValueError, RuntimeError) as error:
+    except Exception as error:  # an engine's own
         yield Finding("engine", "wrong", f"{config.engine} does not start: {' '.join(str(error).split())[:500]}")
         return
     chat = ChatTokenizer(folder, **config.chat_options)
@@ -242,7 +242,8 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
                     noise = torch.randn(weight.shape, generator=generator).to(weight)
                     weight.add_(noise * (NOISE * weight.abs().mean()))
             engine.load_weights(learner.module[DEFAULT_MODULE].inference_state(), 1)
-    except (RllmGymError, ValueError, RuntimeError) as error:
-        yield Finding("sampler against trainer", "wrong", " ".join(str(error).split())[:500])
+    except Exception as error:  # an engine's own
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        yield Finding("sampler against trainer", "wrong", text)
     finally:
         engine.close()

@@ -157,8 +157,14 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
     """Ask vLLM whether it takes a model with these options, and whether its cache fits; no weights are loaded."""
     try:
         with quiet():
-            from rllm_gym.rollout.engines.vllm import EngineArgs, parse_reason
+            from transformers import AutoConfig
 
+            from rllm_gym.rollout.engines.vllm import EngineArgs, model_fault, parse_reason
+
+            hf = AutoConfig.from_pretrained(model, trust_remote_code=config.trust_remote_code)
+            if fault := model_fault(hf, config.weight_dtype):
+                faults.add_machine(("config", "engine"), f"engine: vllm: {fault}", code=FAILED)
+                return []
             args = EngineArgs(
                 model=model,
                 dtype=config.weight_dtype,

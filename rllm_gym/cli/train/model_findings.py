@@ -93,7 +93,7 @@ def _look_at_configuration(folder: Path, config: Any) -> Iterator[Finding]:
         why = "its attention logits are held down"
         yield Finding("attention", "note", f"{attention}, for {why}: rows take more memory, and share no beginnings")
     if hf is not text:
-        yield Finding("parts", "note", "the text part alone trains; engine: vllm wants torchvision for the rest")
+        yield Finding("parts", "note", "the text part alone trains; engine: vllm needs torchvision")
     kinds = _rope_types(text)
     if moving := [kind for kind in kinds if kind == "longrope" or "dynamic" in kind]:
         yield Finding("positions", "note", f"{moving[0]}: its frequencies are fixed by max_model_len")

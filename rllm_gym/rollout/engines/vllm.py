@@ -44,6 +44,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
 from vllm import SamplingParams as VLLMSamplingParams
 from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed import parallel_state
@@ -63,6 +64,12 @@ from rllm_gym.weights.placement import LostWeights, NoPlaceError, WeightPlan, le
 
 logger = logging.getLogger(__name__)
 _ADAPTER_NUMBERS = itertools.count(1)
+_VERSION, _, _BUILD = torch.__version__.partition("+")
+_INDEX = f" --index-url https://download.pytorch.org/whl/{_BUILD}" if _BUILD else ""
+_OTHERWISE = (
+    ", for its text alone, too; it is not installed. Run "
+    f"`pip install torchvision torch=={_VERSION}{_INDEX}`, or set engine: transformers."
+)
 DEFAULT_KV_CACHE_BYTES = 2**30  # CPU only; on CUDA vLLM sizes its cache by gpu_memory_utilization
 
 
@@ -114,7 +121,10 @@ class VLLMEngine:
         max_num_seqs: int = 64,
         options: Mapping[str, Any] = {},
     ):
-        options = {**_default_options(model, max_model_len, options), **_checked(options)}
+        config = AutoConfig.from_pretrained(model, trust_remote_code=options.get("trust_remote_code", False))
+        if fault := model_fault(config, dtype):
+            raise ConfigError(f"VLLMEngine: {fault}")
+        options = {**_default_options(config, max_model_len, options), **_checked(options)}
         self.policy_version = 0
         self._versions = TokenVersions()
         self._is_over: dict[str, Callable[[Sequence[int]], bool]] = {}  # of requests that a text may end
@@ -407,9 +417,8 @@ def _completion(output: Any) -> Completion:
     )
 
 
-def _default_options(model: str, max_model_len: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def _default_options(config: Any, max_model_len: int, given: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"enable_prefix_caching": True, "disable_log_stats": True, "use_tqdm_on_load": False}
-    config = AutoConfig.from_pretrained(model, trust_remote_code=given.get("trust_remote_code", False))
     if config.get_text_config() is not config:
         options["language_model_only"] = True  # images want a processor, and a processor a tokenizer of vLLM's
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
@@ -446,7 +455,10 @@ def _empty_model(model: str, trust_remote_code: bool) -> Any:
     """Return the Hugging Face model without its weights: it knows their names, and how its files hold them."""
     config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        lm = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    if type(lm.config) is not type(config):  # the text part alone (Qwen3.5): in the files, a prefix says so
+        lm._weight_conversions = get_model_conversion_mapping(lm, add_legacy=False)
+    return lm
 
 
 def parse_reason(error: ValueError) -> str:
@@ -454,9 +466,26 @@ def parse_reason(error: ValueError) -> str:
     text = " ".join(str(error).split())
     text = text.partition("Value error, ")[2].partition(" [type=")[0] or text
     if "failed to be inspected" in text and importlib.util.find_spec("torchvision") is None:
-        text = text.partition(" failed to be")[0] + " want torchvision, also for text alone; it is not installed. "
-        text += "Install the build that goes with torch, or set engine: transformers."
+        text = f"{text.partition(' failed to be')[0]} want torchvision{_OTHERWISE}"
     return text
+
+
+def model_fault(config: Any, dtype: str) -> str | None:
+    """Return in one line why vLLM cannot play a model here, or None.
+
+    Args:
+        config: transformers' configuration of the model.
+        dtype: of weights and activations.
+    """
+    text = config.get_text_config()
+    if text is not config and importlib.util.find_spec("torchvision") is None:
+        return f"a model with images ({config.model_type}) needs torchvision in vLLM{_OTHERWISE}"
+    if current_platform.is_cpu() and hasattr(text, "linear_num_value_heads") and dtype != "bfloat16":
+        return (
+            f"{config.model_type}'s linear attention must be played in bfloat16 on a CPU; got dtype {dtype}. "
+            "Set dtype: bfloat16, or engine: transformers."
+        )
+    return None
 
 
 def _spare_transformers(model: torch.nn.Module) -> None:
