@@ -134,7 +134,12 @@ def _look_at_learner(folder: Path, config: Any, *, with_engine: bool) -> Iterato
         return
     yield _look_at_rows("packing", learner.packing_fault, "rows of a micro-batch hold several samples")
     yield _look_at_rows("sharing", learner.sharing_fault, "what samples begin with in common is read once")
-    yield _look_at_speed(learner, config)
+    try:
+        yield _look_at_speed(learner, config)
+    except RuntimeError as error:  # a format that the model's own code does not take
+        yield Finding(
+            "number format", "wrong", f"the learner cannot read in both: {' '.join(str(error).split())[:200]}"
+        )
     if with_engine:
         yield from _look_at_engine(folder, learner, config)
 
@@ -220,7 +225,7 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
                 options={**trusts, **config.engine_options},
             )
     except Exception as error:  # an engine's own
-        yield Finding("engine", "wrong", f"{config.engine} does not start: {' '.join(str(error).split())[:500]}")
+        yield Finding("engine", "wrong", f"{config.engine} does not start: {_with_way_out(error, config)}")
         return
     chat = ChatTokenizer(folder, **config.chat_options)
     lm = learner.module[DEFAULT_MODULE].bare_lm
@@ -243,7 +248,14 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
                     weight.add_(noise * (NOISE * weight.abs().mean()))
             engine.load_weights(learner.module[DEFAULT_MODULE].inference_state(), 1)
     except Exception as error:  # an engine's own
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        yield Finding("sampler against trainer", "wrong", text)
+        yield Finding("sampler against trainer", "wrong", _with_way_out(error, config))
     finally:
         engine.close()
+
+
+def _with_way_out(error: Exception, config: Any) -> str:
+    text = " ".join(str(error).split())[:500]
+    if isinstance(error, RllmGymError):
+        return text
+    way_out = ". Set engine: transformers." if config.engine == "vllm" else ""
+    return f"{type(error).__name__}: {text.rstrip('.')}{way_out}"

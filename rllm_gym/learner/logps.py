@@ -187,11 +187,11 @@ def _head(lm: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     softcap = getattr(config, "final_logit_softcapping", None)
     # Cohere multiplies logits, Granite divides them.
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    if not softcap and scale == 1.0:
-        return output
 
     def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = output(hidden) * scale
+        logits = output(hidden.to(output.weight.dtype))  # Mamba's hidden states are float32, whatever its weights are
+        if scale != 1.0:
+            logits = logits * scale
         return torch.tanh(logits / softcap) * softcap if softcap else logits
 
     return head

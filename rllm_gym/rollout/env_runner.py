@@ -410,11 +410,12 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
     def probe(self) -> dict[str, Probe]:
         """Let each policy's engine that gives a model's log-probabilities go on from a fixed prompt, as in training."""
         probes = {}
-        for module_id in self._module_ids():
-            engine: Any = self.engines[module_id]
-            if not getattr(engine, "gives_model_logps", False):
-                continue
-            probes[module_id] = probe_engine(engine, self.chat, self._params[module_id], self.config.max_model_len)
+        with self._errors_kept():  # the driver asks for errors
+            for module_id in self._module_ids():
+                engine: Any = self.engines[module_id]
+                if getattr(engine, "gives_model_logps", False):
+                    params = self._params[module_id]
+                    probes[module_id] = probe_engine(engine, self.chat, params, self.config.max_model_len)
         return probes
 
     def take_usage(self) -> dict[str, float]:
@@ -487,10 +488,22 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
 
 
 def probe_engine(engine: Any, chat: ChatTokenizer, params: SamplingParams, max_model_len: int) -> Probe:
-    """Return how an engine goes on from a fixed prompt."""
+    """Return how an engine goes on from a fixed prompt.
+
+    Raises:
+        RllmGymError: it cannot sample.
+    """
     room = min(PROBE_TOKENS, params.max_new_tokens)
     ids = chat.encode_chat(chat.opening("", PROBE_TEXT), add_generation_prompt=True)[: max_model_len - room]
-    engine.submit(CompletionRequest("probe", ids, (), replace(params, max_new_tokens=room), seed=0))
-    while not (done := engine.step()):
-        pass
+    try:
+        engine.submit(CompletionRequest("probe", ids, (), replace(params, max_new_tokens=room), seed=0))
+        while not (done := engine.step()):
+            pass
+    except EngineDiedError:
+        raise
+    except Exception as error:  # an engine's own
+        raise RllmGymError(
+            f"{type(engine).__name__}: an engine must go on from a prompt before the first train step; got "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Choose another engine or model."
+        ) from error
     return Probe(ids, done[0], getattr(engine, "loading", ""), getattr(engine, "unloaded", ()))

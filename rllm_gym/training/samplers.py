@@ -228,7 +228,10 @@ class Samplers:
             )
             if not found:
                 name = self._environments[env_index].name
-                raise RllmGymError(f"{self._who}: the environment {name} could not list its tasks.")
+                raise RllmGymError(
+                    f"{self._who}: an EnvRunner must list the tasks of {name}; got none, for it failed or died. Its "
+                    "errors are above."
+                )
             self._item_ids[key] = found[0]
         return self._item_ids[key]
 
@@ -249,8 +252,17 @@ class Samplers:
                 raise RllmGymError(f"an EnvRunner {what}: {error}")
 
     def probes(self) -> list[dict[str, Probe]]:
-        """Return the tokens that each runner's engines sample after a fixed prompt, by policy."""
-        return list(self.group.foreach_env_runner(lambda runner: runner.probe(), local_env_runner=False))
+        """Return the tokens that each runner's engines sample after a fixed prompt, by policy.
+
+        Raises:
+            RllmGymError: one could not, or all have died.
+        """
+        are_some = bool(self.ids)
+        found = list(self.group.foreach_env_runner(lambda runner: runner.probe(), local_env_runner=False))
+        self.check("could not sample with its first weights")
+        if are_some and not found:
+            raise RllmGymError(f"{self._who}: every EnvRunner died as it sampled with its first weights.")
+        return found
 
     def restore(self) -> list[int]:
         """Give the runners that RLlib has restarted the present weights; return their numbers.

@@ -63,3 +63,17 @@ def test_with_warn_the_run_says_so_and_goes_on(tiny_model, off_by, caplog):
     with caplog.at_level(logging.WARNING, logger="rllm_gym"), run(tiny_model, check_sync="warn") as found:
         assert found.results
     assert "got 0.1" in caplog.text
+
+
+def test_a_sampler_that_cannot_sample_with_its_first_weights_ends_the_run(tiny_model, off_by, monkeypatch):
+    off_by(0.0)
+
+    def fail(engine):
+        raise AttributeError("no operator selective_scan")
+
+    monkeypatch.setattr(Recorder, "step", fail)
+    expected = (
+        "an EnvRunner could not sample with its first weights.*got AttributeError: no operator selective_scan. Cho"
+    )
+    with pytest.raises(RllmGymError, match=expected), run(tiny_model):
+        pass

@@ -225,8 +225,14 @@ class VLLMEngine:
         items = list(coming()) if self._is_split else coming()  # a list can travel
         if current_platform.is_cpu() and not self._is_split:
             self._live.apply_model(repack_experts_anew)
-        with self._watched():
-            self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(items)})
+        try:
+            with self._watched():
+                self._live.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(items)})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # each kind of model has a loader of its own
+            raise ConfigError(
+                "VLLMEngine: vLLM must take a model's weights anew at every train step, and refuses this one's; got "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:150]}. Set engine: transformers."
+            ) from error
         if self._lost is not None:
             self._lost.load(kept)
 
@@ -527,6 +533,11 @@ def _build(args: EngineArgs) -> LLMEngine:
             engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
         raise ConfigError(f"VLLMEngine: vLLM refuses its options. {parse_reason(error)}") from error
+    except (AssertionError, AttributeError, ImportError, KeyError, NotImplementedError, TypeError) as error:
+        raise ConfigError(
+            f"VLLMEngine: vLLM must know how to build the model; got {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}. Set engine: transformers."
+        ) from error
     finally:
         # Workaround for vLLM 0.32: its CPU worker replaces it by a function that does nothing, for everybody in this
         # process. It may go once the worker binds its threads without that.
