@@ -42,7 +42,7 @@ _PROBE_TURNS = (
     "Crafted 4 stick",
 )
 HISTORIES = ("auto", "append_only", "as_template")
-# End a turn that calls a function: gpt-oss, GLM, Llama 3 and 4, Gemma 4. Their models' generation_config.json says so, too.
+# End a turn that calls a function: gpt-oss, GLM, Llama 3 and 4, Gemma 4. Their generation_config.json says so, too.
 _ENDS_OF_CALLS = ("<|call|>", "<|observation|>", "<|eom_id|>", "<|eom|>", "<|tool_response>")
 _OPENS_THOUGHT, _CLOSES_THOUGHT = "<think>", "</think>"
 

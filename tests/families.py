@@ -61,7 +61,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma": GEMMA,
     "Gemma2": GEMMA | {"query_pre_attn_scalar": 32},
     "Gemma3Text": GEMMA | {"query_pre_attn_scalar": 32},
+    "Gemma4Text": GEMMA | {"vocab_size_per_layer_input": 400, "hidden_size_per_layer_input": 32},
+    "VaultGemma": GEMMA,
+    "Glm": {"head_dim": 32},
+    "SeedOss": {"head_dim": 32},
+    "HunYuanDenseV1": {"head_dim": 32},
+    "Nemotron": {},
+    "Arcee": {},
+    "Helium": {"head_dim": 32},
+    "OPT": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "Olmo2": {},
+    "Olmo3": {},
     "SmolLM3": {},
     "Starcoder2": {},
     "StableLm": {},
@@ -77,18 +87,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": EXPERTS | {"head_dim": 32},
     "Mixtral": LOCAL_EXPERTS,
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "FlexOlmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "HunYuanMoEV1": {"head_dim": 32, "num_experts": 4, "moe_topk": 2},
+    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
     "GraniteMoe": LOCAL_EXPERTS | {"logits_scaling": 3.0},
     "Glm4Moe": EXPERTS
     | {"head_dim": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     "GptOss": LOCAL_EXPERTS
     | {"head_dim": 32, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
-    # nested: the text part of models with images, where Qwen3.5's attention is linear in three layers of four
+    # linear attention in three layers of four
+    "Qwen3Next": EXPERTS | LINEAR | {"shared_expert_intermediate_size": 32},
+    # nested: the text part of models with images
     "Gemma3": {"text_config": SIZES | GEMMA | {"query_pre_attn_scalar": 32}, "vision_config": IMAGES}
     | {"boi_token_index": 390, "eoi_token_index": 391, "image_token_index": 392, "mm_tokens_per_image": 4},
     "Qwen3_5": {"text_config": SIZES | LINEAR, "vision_config": QWEN_IMAGES}
     | {"image_token_id": 390, "video_token_id": 391, "vision_start_token_id": 392, "vision_end_token_id": 393},
 }
-BFLOAT16_ALONE = ("Qwen3_5",)  # vLLM's linear attention on a CPU
+BFLOAT16_ALONE = ("Qwen3Next", "Qwen3_5")  # vLLM's linear attention on a CPU
 
 
 def make_family(family: str, folder: Path, **sizes: Any) -> Path:

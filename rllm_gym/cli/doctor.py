@@ -129,7 +129,7 @@ def _look_at_learner(folder: Path, config: Any, *, with_engine: bool) -> Iterato
         return
     try:
         learner = _make_learner(config)
-    except (RllmGymError, ValueError, OSError) as error:
+    except (RllmGymError, ValueError, RuntimeError, OSError) as error:
         yield Finding("loaded model", "wrong", " ".join(str(error).split())[:500])
         return
     yield _look_at_rows("packing", learner.packing_fault, "rows of a micro-batch hold several samples")

@@ -109,8 +109,8 @@ def packing_fault(engine: Any, dtype: str, device: Any = None) -> str | None:
         most = 1e-5 if has_experts and _is_exact(engine, dtype) else 0.0
         if not torch.allclose(moved[~is_first_B], logps[1][~is_first_B], rtol=0.0, atol=most):
             return "a sequence reads the one before it in its row"
-    except (TypeError, ValueError) as error:  # no position_ids, or none that begin anew
-        return str(error)
+    except (RuntimeError, TypeError, ValueError) as error:  # no position_ids, or none that begin anew
+        return " ".join(str(error).split())
     return _describe_fault(difference, engine, dtype)
 
 

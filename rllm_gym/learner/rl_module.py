@@ -264,11 +264,21 @@ def _add_lora(lm: PreTrainedModel, settings: Mapping[str, Any]) -> Any:
 
 
 def _linear_layers(lm: PreTrainedModel) -> list[str]:
-    """Return the names of what peft calls all linear layers: those before the head."""
+    """Return the names of what peft calls all linear layers: those before the head.
+
+    Beside experts, peft 0.21 takes what has these names in a dense layer, or in an expert that all tokens share, for
+    the experts' own parameters, of which it makes adapters.
+    """
     from transformers.pytorch_utils import Conv1D
 
     head = lm.get_output_embeddings()
-    return [n for n, layer in lm.named_modules() if isinstance(layer, (torch.nn.Linear, Conv1D)) and layer is not head]
+    has_experts = any(".experts." in name and weight.ndim == 3 for name, weight in lm.named_parameters())
+    as_experts = ("gate_proj", "up_proj", "down_proj") if has_experts else ()
+    return [
+        name
+        for name, layer in lm.named_modules()
+        if isinstance(layer, (torch.nn.Linear, Conv1D)) and layer is not head and not name.endswith(as_experts)
+    ]
 
 
 def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:

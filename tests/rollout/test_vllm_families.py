@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -42,9 +43,9 @@ def change(lm, dtype="float32"):
             parameter.copy_(parameter.to(getattr(torch, dtype)))
 
 
-def off_by(engine, lm):
+def off_by(engine, lm, of=np.max):
     [completion] = run(engine, make_request("r", prompt=PROMPT, seed=1))
-    return abs(forward_logp(lm, PROMPT, completion.token_ids) - completion.logp).max()
+    return of(abs(forward_logp(lm, PROMPT, completion.token_ids) - completion.logp))
 
 
 QUICK = ("Qwen3Moe", "GptOss", "Gemma2")
@@ -56,14 +57,14 @@ QUICK = ("Qwen3Moe", "GptOss", "Gemma2")
 def test_new_weights_reach_vllm(family, tmp_path):
     if "text_config" in FAMILIES[family] and importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed: vLLM imports it for models with images")
-    dtype, most = ("bfloat16", 1.0) if family in BFLOAT16_ALONE else ("float32", 1e-4)
+    dtype, of, most = ("bfloat16", np.mean, 0.25) if family in BFLOAT16_ALONE else ("float32", np.max, 1e-4)
     lm, engine = load(make_family(family, tmp_path), dtype), make_engine(tmp_path, dtype)
     try:
-        assert off_by(engine, lm) < most
+        assert off_by(engine, lm, of) < most
         for version in (1, 2):
             change(lm, dtype)
             engine.load_weights(lm.state_dict(), version)
-            assert off_by(engine, lm) < most
+            assert off_by(engine, lm, of) < most
             assert not engine.unloaded
     finally:
         engine.close()

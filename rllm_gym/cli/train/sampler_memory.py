@@ -88,12 +88,16 @@ def _text_config(config: Any, model: str) -> Any:
 
 def _bytes_per_token(hf: Any, config: Any) -> int:
     """Return the bytes of one token's keys and values over all layers; an upper bound where some are shared."""
-    num_heads = hf.num_attention_heads
-    num_kv_heads = getattr(hf, "num_key_value_heads", None) or num_heads
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // num_heads
     cache_dtype = str(config.engine_options.get("kv_cache_dtype", "auto"))
     item = 1 if "8" in cache_dtype else 4 if cache_dtype == "auto" and config.weight_dtype == "float32" else 2
-    return 2 * hf.num_hidden_layers * num_kv_heads * head_dim * item
+    return 2 * item * sum(map(_keys_per_token, hf.per_layer_config))
+
+
+def _keys_per_token(layer: Any) -> int:
+    """Return how many numbers are a token's keys in a layer; in Gemma 4 layers differ."""
+    num_heads = layer.num_attention_heads
+    num_kv_heads: int = getattr(layer, "num_key_value_heads", None) or num_heads
+    return num_kv_heads * (getattr(layer, "head_dim", None) or layer.hidden_size // num_heads)
 
 
 def _keeps_every_token(hf: Any) -> bool:

@@ -203,6 +203,17 @@ def test_a_cache_that_holds_no_episode_is_said(tmp_path: Path, prompts: object) 
     )
 
 
+def test_a_cache_counts_each_layers_own_heads(tmp_path):
+    """Gemma 4: a head of a layer that slides has 32 numbers, of one that does not 512."""
+    import transformers
+
+    text = transformers.Gemma4TextConfig(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    text.save_pretrained(tmp_path)
+    options = SimpleNamespace(engine_options={}, weight_dtype="float32", trust_remote_code=False, max_model_len=10)
+    # tokens, keys and values, bytes of a number
+    assert sampler_memory.episode_bytes(options, str(tmp_path)) == 10 * 2 * 4 * (32 + 512)
+
+
 def test_caches_beyond_the_machines_memory_are_said(
     tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
