@@ -15,6 +15,8 @@ from rllm_gym.models import resolve_tokenizer
 from rllm_gym.strangers_files import read_object, read_text
 
 MOST_ENDS = 32  # of a turn, that a file may list
+# Without them transformers makes a tokenizer of no words.
+_VOCABULARIES = ("tokenizer.model*", "*.tiktoken", "vocab*", "spiece.model", "sentencepiece*", "tokenization_*.py")
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,17 @@ def read_tokenizer(tokenizer: Any) -> TokenizerParts:
     Raises:
         ConfigError: there is no such tokenizer, or it is of another kind.
     """
+    end_ids: tuple[int, ...] = ()
     if tokenizer is None or isinstance(tokenizer, str | Path):
         folder = resolve_tokenizer(tokenizer or "tiny")
         if (folder / "tokenizer.json").is_file():
             return _read_folder(folder)
-        tokenizer = load_with_transformers(folder)
+        if not any(next(folder.glob(pattern), None) for pattern in _VOCABULARIES):
+            raise ConfigError(
+                f"ChatTokenizer: a folder must hold a tokenizer (tokenizer.json); got none in {folder}. Download the "
+                "model again, or copy the files of its tokenizer there."
+            )
+        tokenizer, end_ids = load_with_transformers(folder), _end_ids(folder)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError(
@@ -56,9 +64,8 @@ def read_tokenizer(tokenizer: Any) -> TokenizerParts:
     name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
     # A copy: the original's switches are flipped by whoever calls it.
     backend = _uncut(deepcopy(backend))
-    return TokenizerParts(
-        name, backend, dict(tokenizer.special_tokens_map), _default_template(tokenizer.chat_template, name)
-    )
+    template = _default_template(tokenizer.chat_template, name)
+    return TokenizerParts(name, backend, dict(tokenizer.special_tokens_map), template, end_ids)
 
 
 def load_with_transformers(folder: Path) -> Any:
@@ -87,7 +94,12 @@ def _read_folder(folder: Path) -> TokenizerParts:
     if isinstance(extra, dict):  # by name
         named |= {key: _content(value) for key, value in extra.items()}
         extra = []
-    backend = _uncut(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    try:
+        backend = _uncut(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    except Exception as error:  # tokenizers' own, of no narrower kind
+        raise ConfigError(
+            f"ChatTokenizer: {folder / 'tokenizer.json'} must hold a tokenizer ({error}). Download the model again."
+        ) from error
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token in _listed_tokens(config, [*named.values(), *extra]):
         if token.content not in known:
@@ -144,6 +156,10 @@ def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
 def _default_template(templates: str | dict[str, str] | None, name: str) -> str | None:
     """Return the template, or the default one of several."""
     if not isinstance(templates, dict):
+        if not isinstance(templates, str | None):
+            raise ChatTemplateError(
+                f"ChatTokenizer: a chat template must be a text; {name} has {templates!r}. Give chat_template= one."
+            )
         return templates or None
     if "default" not in templates:
         raise ChatTemplateError(

@@ -221,6 +221,12 @@ def check_head(lm: PreTrainedModel) -> None:
     logits = lm(input_ids=tokens, use_cache=False).logits[:, :-1].float()
     theirs = torch.log_softmax(logits, -1).gather(-1, tokens[:, 1:, None])[..., 0]
     lm.train(was_training)
+    if not theirs.isfinite().all():
+        raise ConfigError(
+            f"LLMModule: a model's log-probabilities must be finite; got {theirs.min().item()} from "
+            f"{type(lm).__name__} in {lm.dtype}. A weight is no number, or too large for this dtype: choose another "
+            "dtype or base_model."
+        )
     difference = (ours - theirs).abs().max().item()
     if not difference < (1e-3 if lm.dtype == torch.float32 else 0.5):
         raise ConfigError(

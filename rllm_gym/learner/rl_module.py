@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
+from rllm_gym.causal_lm import load_causal_lm
 from rllm_gym.errors import ConfigError
 from rllm_gym.importing import leave_out_scipy
 from rllm_gym.learner.block_attention import attend_by_blocks
@@ -33,11 +34,11 @@ def load_language_model(base_model: str, dtype: str, *, trust_remote_code: bool 
     Its rotary frequencies are those of the longest sequences; see `fix_rotary_frequencies` for shorter ones.
     """
     leave_out_scipy()
-    from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, see libraries.py
+    from transformers import AutoConfig  # takes seconds, see libraries.py
 
     model = str(resolve_base_model(base_model))
     attention = choose_attention(AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code))
-    lm = AutoModelForCausalLM.from_pretrained(
+    lm: PreTrainedModel = load_causal_lm(
         model,
         dtype=getattr(torch, dtype),
         attn_implementation=attention,

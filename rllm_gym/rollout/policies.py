@@ -8,6 +8,7 @@ from typing import Any
 import ray
 import torch
 
+from rllm_gym.causal_lm import load_causal_lm
 from rllm_gym.errors import ConfigError, RllmGymError
 from rllm_gym.models import resolve_base_model
 from rllm_gym.rollout.engines import engine_maker
@@ -144,9 +145,7 @@ class EngineWeights:
         if not any(name.endswith(LORA_A) for name in weights):
             return weights
         if module_id not in self._base_weights:
-            from transformers import AutoModelForCausalLM
-
-            lm = AutoModelForCausalLM.from_pretrained(
+            lm = load_causal_lm(
                 self._base_models[module_id],
                 dtype=getattr(torch, self._dtype),
                 trust_remote_code=self._trust_remote_code,

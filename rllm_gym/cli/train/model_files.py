@@ -6,11 +6,16 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from rllm_gym.causal_lm import load_causal_lm
+from rllm_gym.errors import ChatTemplateError, ConfigError
 from rllm_gym.strangers_files import MAX_JSON_BYTES, open_regular, read_object
+from rllm_gym.tokenizer_files import read_tokenizer
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+# How safetensors names the numbers of quantized weights; of other tensors integers may be indices or masks.
+_SHORT = ("F4", "F6", "F8", "I4", "I8", "I32", "U4", "U8", "U32")
 
 
 def model_fault(folder: Path, *, trust_remote_code: bool) -> str | None:
@@ -21,7 +26,7 @@ def model_fault(folder: Path, *, trust_remote_code: bool) -> str | None:
 def look_at_model(folder: Path, *, trust_remote_code: bool) -> Iterator[tuple[str, str | None]]:
     """Yield the checks of a model's folder: the check's name, and the fault in a line, or None.
 
-    Where the configuration or the kind of model is at fault, nothing follows.
+    Where the kind of model or its quantization is at fault, nothing follows.
     """
     try:
         config = read_object(folder / "config.json")
@@ -31,12 +36,24 @@ def look_at_model(folder: Path, *, trust_remote_code: bool) -> Iterator[tuple[st
     try:
         fault = _kind_fault(folder, config, trust_remote_code)
         yield "kind of model", fault
-        if fault is None:
-            yield "quantization", _quantization_fault(folder, config)
-            yield "files of weights", _weights_fault(folder)
-            yield "embedding", _tokens_fault(folder, config)
+        if fault is not None:
+            return
+        files_fault = _weights_fault(folder)
+        fault = _quantization_fault(folder, config, has_files=files_fault is None)
+        yield "quantization", fault
+        if fault is not None:
+            return
+        yield "files of weights", files_fault
+        tokens_fault = _tokens_fault(folder, config)
     except (AttributeError, KeyError, TypeError) as error:  # an entry of another shape
-        yield "shape of files", f"base_model: the JSON files in {folder} are no model's ({error}). Download it again."
+        yield "configuration", f"base_model: the JSON files in {folder} are no model's ({error}). Download it again."
+        return
+    yield "embedding", tokens_fault
+    is_own = "auto_map" in config  # and its code is run by none who only looks
+    if tokens_fault is None and not is_own:
+        fault = _build_fault(folder, with_weights=files_fault is None)
+        if fault is not None:
+            yield "configuration", fault
 
 
 def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> str | None:
@@ -44,7 +61,15 @@ def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     )
+
+    half_encoders = {
+        *MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        *MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        *MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    }
 
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING_NAMES:
@@ -55,23 +80,56 @@ def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -
                 f"base_model: {folder} brings code of its own (auto_map), which would run in every process. Read "
                 "it, and set trust_remote_code: true."
             )
-    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (
-        kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder")
-    ):
+    elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (kind in half_encoders and not config.get("is_decoder")):
         return (
             f"base_model: must be a causal language model; got a {kind} ({folder}), which is none. Choose another one."
         )
     return None
 
 
-def _quantization_fault(folder: Path, config: dict[str, Any]) -> str | None:
-    if quantization := config.get("quantization_config") or config.get("text_config", {}).get("quantization_config"):
-        method = quantization.get("quant_method", "some method")
+def _build_fault(folder: Path, *, with_weights: bool) -> str | None:
+    """Return why transformers cannot build the model; names and shapes of weights are read, no weight is."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        if with_weights and any(folder.glob("*.safetensors")):
+            load_causal_lm(folder, device_map="meta")
+        else:
+            with torch.device("meta"):
+                AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    except ConfigError as error:
+        return str(error)
+    except Exception as error:  # each kind of model has a code of its own
+        text = " ".join(str(error).split())[:200]
         return (
-            f"base_model: must hold unquantized weights, which are trained and synced; got {folder}, quantized "
-            f"({method}). Dequantize it, or choose the model that it was made from."
+            f"base_model: transformers must be able to build the model of {folder / 'config.json'}; got "
+            f"{type(error).__name__}: {text}. Download it again, or choose another one."
         )
     return None
+
+
+def _quantization_fault(folder: Path, config: dict[str, Any], *, has_files: bool) -> str | None:
+    keys = ("quantization_config", "compression_config", "quantization")  # compressed-tensors' former one; MLX's
+    parts = (config, config.get("text_config") or {})
+    found = [part[key] for part in parts for key in keys if part.get(key)]
+    method = found[0].get("quant_method", "some method") if found else None
+    if method is None and has_files:
+        names = ((of["dtype"], name) for file in folder.glob("*.safetensors") for name, of in _read_head(file).items())
+        short = [dtype for dtype, name in names if name.endswith("weight") and dtype.startswith(_SHORT)]
+        method = short[0] if short else None
+    if (
+        method is None
+        and not any(map(any, map(folder.glob, ("*.safetensors", "*.bin"))))
+        and any(folder.glob("*.gguf"))
+    ):
+        method = "GGUF"
+    if method is None:
+        return None
+    return (
+        f"base_model: must hold unquantized weights, which are trained and synced; got {folder}, quantized "
+        f"({method}). Dequantize it, or choose the model that it was made from."
+    )
 
 
 def _weights_fault(folder: Path) -> str | None:
@@ -90,6 +148,8 @@ def _weights_fault(folder: Path) -> str | None:
             break
     else:
         files = [name for name in _WEIGHTS if (folder / name).is_file()][:1]
+        if not files and (folder / "adapter_config.json").is_file():
+            return f"base_model: {folder} is a LoRA adapter, no model. Merge it into its base model first."
         if not files and not any(folder.glob("*.gguf")):
             return f"base_model: {folder} has no weights (model.safetensors). {again}"
     torn = [folder / file for file in files if file.endswith(".safetensors") and not is_whole(folder / file)]
@@ -98,35 +158,63 @@ def _weights_fault(folder: Path) -> str | None:
 
 def is_whole(file: Path) -> bool:
     """Return whether a safetensors file is as long as its head says."""
-    size = os.path.getsize(file)
+    try:
+        with open_regular(file) as opened:
+            length = int.from_bytes(opened.read(8), "little")
+        ends = [of["data_offsets"][1] for of in _read_head(file).values()]
+        return 8 + length + max(ends, default=0) == os.path.getsize(file)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _read_head(file: Path) -> dict[str, Any]:
+    """Return what the head of a safetensors file says of each tensor: dtype, shape, place.
+
+    Raises:
+        ValueError: there is none.
+    """
     with open_regular(file) as opened:
         length = int.from_bytes(opened.read(8), "little")
-        if not 0 < length <= size - 8:
-            return False
-        try:
-            tensors = json.loads(opened.read(min(length, MAX_JSON_BYTES)))
-            ends = [of["data_offsets"][1] for name, of in tensors.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return False
-    return 8 + length + max(ends, default=0) == size
+        if not 0 < length <= os.path.getsize(file) - 8:
+            raise ValueError("the file ends within its head")
+        tensors: dict[str, Any] = json.loads(opened.read(min(length, MAX_JSON_BYTES)))
+    return {name: of for name, of in tensors.items() if name != "__metadata__"}
+
+
+class TokensBeyond(NamedTuple):
+    """Tokens without a row of the embedding, by whether a template, a policy or an environment ever writes them."""
+
+    written: list[str]
+    never_written: list[str]
+
+
+def find_tokens_beyond(folder: Path, rows: int | None) -> TokensBeyond:
+    """Return a tokenizer's tokens whose numbers are not below the rows of the embedding."""
+    try:
+        tokenizer = read_tokenizer(folder)
+    except ChatTemplateError:  # of which others speak
+        return TokensBeyond([], [])
+    added = tokenizer.backend.get_added_tokens_decoder()
+    ends = {tokenizer.special_tokens.get(name) for name in ("bos_token", "eos_token")}
+    found = TokensBeyond([], [])
+    for token, number in tokenizer.backend.get_vocab(with_added_tokens=True).items():
+        if rows is not None and number >= rows:
+            # As Gemma 3's place of an image in models without images; what spells it is encoded as characters.
+            is_named = token in ends or token in (tokenizer.chat_template or "")
+            is_never = number in added and added[number].special and not is_named
+            (found.never_written if is_never else found.written).append(token)
+    return found
 
 
 def _tokens_fault(folder: Path, config: dict[str, Any]) -> str | None:
     rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    file = folder / "tokenizer.json"
-    if rows is None or not file.is_file():
-        return None
     try:
-        tokenizer = read_object(file)
-    except (OSError, ValueError) as error:
-        return f"base_model: {file} is no JSON ({error}). Download the model again."
-    beyond = [of["content"] for of in tokenizer.get("added_tokens", ()) if of["id"] >= rows]
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, dict):
-        beyond += [token for token, number in vocabulary.items() if number >= rows]
+        beyond = find_tokens_beyond(folder, rows).written
+    except ConfigError as error:
+        return f"base_model: {error}"
     if not beyond:
         return None
     return (
-        f"base_model: every token must have a row of the embedding, which has {rows}; got {beyond[0]!r} beyond it in "
-        f"{file}. Resize the embedding (`resize_token_embeddings`), or remove the token."
+        f"base_model: every token must have a row of the embedding, which has {rows}; got {beyond[0]!r} beyond it "
+        f"in {folder}. Resize the embedding (`resize_token_embeddings`), or remove the token."
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rllm_gym.chat_template import TEMPLATE_DATE
-from rllm_gym.cli.train.model_files import look_at_model
+from rllm_gym.cli.train.model_files import find_tokens_beyond, look_at_model
 from rllm_gym.cli.train.sampler_memory import (
     bytes_per_weight,
     count_parameters,
@@ -19,6 +19,7 @@ from rllm_gym.cli.train.sampler_memory import (
 )
 from rllm_gym.errors import ChatTemplateError, ConfigError
 from rllm_gym.models import choose_attention
+from rllm_gym.strangers_files import read_object
 from rllm_gym.tool_calls import choose_parser
 
 TRAINED_BYTES = 16  # of a trained parameter: its weight and gradient, and the optimizer's float32 copies and moments
@@ -49,20 +50,20 @@ def look_at_folder(folder: Path, config: Any) -> Iterator[Finding]:
         config: the algorithm's configuration, with `base_model`.
     """
     for check, fault in look_at_model(folder, trust_remote_code=config.trust_remote_code):
-        yield Finding(check, "wrong", fault) if fault else Finding(check, "ok", _of_check(check, folder, config))
-        if fault and check in ("configuration", "kind of model"):
+        yield Finding(check, "wrong", fault) if fault else Finding(check, "ok", _of_check(check, folder))
+        if fault and check in ("configuration", "kind of model", "quantization", "embedding"):
             return
     yield from _look_at_configuration(folder, config)
     yield from _look_at_template(folder, config)
 
 
-def _of_check(check: str, folder: Path, config: Any) -> str:
+def _of_check(check: str, folder: Path) -> str:
     if check == "kind of model":
-        return f"{_read_config(folder, config).model_type}, a causal language model that transformers knows"
+        return f"{read_object(folder / 'config.json')['model_type']}, a causal language model that transformers knows"
     return {
         "quantization": "none",
         "files of weights": "there, and whole",
-        "embedding": "has a row for every token",
+        "embedding": "has a row for every token that is written or sampled",
     }[check]
 
 
@@ -92,6 +93,8 @@ def _look_at_configuration(folder: Path, config: Any) -> Iterator[Finding]:
     if attention := choose_attention(hf):
         why = "its attention logits are held down"
         yield Finding("attention", "note", f"{attention}, for {why}: rows take more memory, and share no beginnings")
+    if never := find_tokens_beyond(folder, getattr(text, "vocab_size", None)).never_written:
+        yield Finding("embedding", "note", f"{never[0]!r} has no row, and is never written or sampled")
     if hf is not text:
         yield Finding("parts", "note", "the text part alone trains; engine: vllm needs torchvision")
     kinds = _rope_types(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoConfig, DynamicCache, PreTrainedModel
 
+from rllm_gym.causal_lm import load_causal_lm
 from rllm_gym.errors import ConfigError
 from rllm_gym.models import choose_attention
 from rllm_gym.rollout.engines import check_options, check_weight_names
@@ -50,7 +52,7 @@ class TransformersEngine:
         if isinstance(model, str):
             device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
             trusts = {"trust_remote_code": bool(options.get("trust_remote_code"))}
-            lm: Any = AutoModelForCausalLM.from_pretrained(
+            lm: Any = load_causal_lm(
                 model,
                 dtype=getattr(torch, dtype),
                 attn_implementation=choose_attention(AutoConfig.from_pretrained(model, **trusts)),
@@ -60,7 +62,8 @@ class TransformersEngine:
         else:
             lm = model
         self._model = lm.eval()
-        num_positions = lm.config.get_text_config().max_position_embeddings
+        # Of a model that reads states, and not what it has read (Mamba), any number.
+        num_positions = getattr(lm.config.get_text_config(), "max_position_embeddings", sys.maxsize)
         if max_model_len is not None and max_model_len > num_positions:
             raise ConfigError(
                 f"TransformersEngine: max_model_len must be at most max_position_embeddings, {num_positions}; "

@@ -6,10 +6,12 @@ import json
 import shutil
 
 import pytest
-from transformers import BertConfig
+import torch
+from safetensors.torch import load_file, save_file
 
-from rllm_gym.cli.train.model_files import is_whole, model_fault
+from rllm_gym.cli.train.model_files import find_tokens_beyond, is_whole, model_fault
 from rllm_gym.errors import ConfigError
+from rllm_gym.learner.rl_module import load_language_model
 from rllm_gym.models import resolve_base_model
 
 pytestmark = pytest.mark.promise
@@ -55,6 +57,66 @@ def test_quantized_weights_are_refused(model):
     assert "quantized (gptq)" in fault(model)
 
 
+def save(folder, tensors):
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_weight_that_is_not_in_the_files_is_named(model):
+    tensors = load_file(model / "model.safetensors")
+    tensors.pop("model.layers.1.self_attn.q_proj.weight")
+    save(model, tensors)
+    assert "got none for 1 of" in fault(model) and "first model.layers.1.self_attn.q_proj.weight" in fault(model)
+    with pytest.raises(ConfigError, match="every weight must be in the model's files"):
+        load_language_model(str(model), "float32")
+
+
+def test_a_weight_of_another_shape_than_the_configurations_is_named(model):
+    change(model, vocab_size=300)
+    assert "got model.embed_tokens.weight of (259, 64) for (300, 64)" in fault(model)
+
+
+def test_weights_in_eight_bits_are_quantized_whatever_the_configuration_says(model):
+    tensors = load_file(model / "model.safetensors")
+    save(model, {k: v.to(torch.float8_e4m3fn) if v.ndim == 2 else v for k, v in tensors.items()})
+    assert "quantized (F8_E4M3)" in fault(model)
+    (model / "model.safetensors").rename(model / "model.gguf")
+    assert "quantized (GGUF)" in fault(model)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"hidden_size": "many"}, {"rope_scaling": {"type": "wonder", "factor": 2.0}}, {"quantization_config": ["x"]}],
+)
+def test_a_configuration_that_builds_no_model_is_told_in_a_line(model, values):
+    change(model, **values)
+    assert fault(model).startswith("base_model: ") and "\n" not in fault(model)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}"])
+def test_a_tokenizer_that_is_none_is_told_in_a_line(model, text):
+    (model / "tokenizer.json").write_text(text)
+    assert "tokenizer.json must hold a tokenizer" in fault(model)
+    (model / "tokenizer.json").unlink()
+    assert "a folder must hold a tokenizer (tokenizer.json); got none in" in fault(model)
+
+
+def test_a_token_beyond_the_embedding_that_nobody_writes_does_no_harm(model):
+    path = model / "tokenizer.json"
+    files = json.loads(path.read_text())
+    files["added_tokens"].append({**files["added_tokens"][-1], "id": 259, "content": "<image>", "special": True})
+    path.write_text(json.dumps(files))
+    assert fault(model) is None and find_tokens_beyond(model, 259).never_written == ["<image>"]
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text() + "<image>")
+    assert "got '<image>' beyond it" in fault(model)
+
+
+def test_an_adapter_beside_a_configuration_is_called_one(model):
+    (model / "model.safetensors").rename(model / "adapter_model.safetensors")
+    (model / "adapter_config.json").write_text("{}")
+    assert "is a LoRA adapter, no model" in fault(model)
+
+
 def test_code_of_its_own_wants_to_be_trusted(model):
     change(model, model_type="mine", auto_map={"AutoConfig": "m.C", "AutoModelForCausalLM": "m.M"})
     assert "set trust_remote_code: true" in fault(model)
@@ -63,9 +125,10 @@ def test_code_of_its_own_wants_to_be_trusted(model):
     assert "got model_type 'mine'" in fault(model)
 
 
-def test_an_encoder_is_no_causal_language_model(tmp_path):
-    BertConfig().save_pretrained(tmp_path)
-    assert "must be a causal language model; got a bert" in fault(tmp_path)
+@pytest.mark.parametrize("kind", ["bert", "t5", "whisper", "bart", "vit"])
+def test_what_has_an_encoder_is_no_causal_language_model(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert f"must be a causal language model; got a {kind}" in fault(tmp_path)
 
 
 def test_a_token_beyond_the_embedding_is_named(model):
