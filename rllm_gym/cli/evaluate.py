@@ -23,6 +23,15 @@ from rllm_gym.cli.train.summary import describe_game
 from rllm_gym.errors import ConfigError
 
 OF_A_PANEL = ("env", "env_config", "episodes", "samples", "split", "seed", "horizon", "greedy")
+# Options of a run that an evaluation takes from an argument of its own.
+ELSEWHERE = {
+    "env": "--env",
+    "env_config": "--env-config",
+    "environments": "--env, several times",
+    "evaluation_splits": "--split",
+    "max_episode_steps": "--horizon",
+    "scaling_inter": "--horizon",
+}
 
 
 def evaluate(
@@ -74,6 +83,8 @@ def evaluate(
             refuse_unused(context, "--panel", OF_A_PANEL, "it says the environment, its tasks, horizon and sampling")
         envs = parse_environments(env or [], env_config or [])
         options = parse_mapping("--config", config)
+        for name in sorted(ELSEWHERE.keys() & options.keys()):
+            raise ConfigError(f"--config: holds options of the sampler; got {name!r}. Set {ELSEWHERE[name]}.")
         # The algorithm lives in this process here, and Ray's core would warn about restartable actors on the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         prepare_driver(ray_address)

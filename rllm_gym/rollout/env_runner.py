@@ -114,10 +114,14 @@ class LLMEnvRunner(EnvRunner, Checkpointable):
             self.error = self.error or self._describe(error)
 
     def _describe(self, error: Exception) -> str:
-        """Return the message first, the traceback below it; where its engine has died, an actor ends instead."""
+        """Return the message, below it the traceback of what is no error of ours; where its engine has died, an actor
+        ends instead.
+        """
         if isinstance(error, EngineDiedError) and self.worker_index > 0:
             tell(f"EnvRunner {self.worker_index} ends: {error}")
             os._exit(1)  # RLlib makes another one, which plays what this one was playing
+        if isinstance(error, RllmGymError):
+            return str(error)
         return f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
 
     def _open_tokenizer(self) -> None:

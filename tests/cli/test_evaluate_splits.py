@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from typer.testing import CliRunner
 
 from rllm_gym.algorithms import GRPO, GRPOConfig
+from rllm_gym.cli.main import make_rllib_app
 from rllm_gym.errors import ConfigError
 from rllm_gym.evaluation.policy import Policy, find_policy, playing_config, with_environment
 from rllm_gym.evaluation.run import plan_evaluation
@@ -40,6 +42,12 @@ def test_a_run_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypa
     with pytest.raises(ConfigError, match="holds no complete checkpoint"):
         find_policy(tmp_path / "runs")
     assert find_policy("tiny") == Policy("tiny", None)
+
+
+def test_what_an_argument_sets_is_no_option_of_the_sampler():
+    result = CliRunner().invoke(make_rllib_app(), ["evaluate", "tiny", "--config", '{"env_config": {"depth": 1}}'])
+    assert result.exit_code == 2
+    assert result.output.strip() == "--config: holds options of the sampler; got 'env_config'. Set --env-config."
 
 
 def test_the_splits_of_the_run_can_be_evaluated_by_name(checkpoint):

@@ -13,6 +13,8 @@ import pytest
 
 from rllm_gym.algorithms.grpo import GRPOConfig
 from rllm_gym.errors import ConfigError, EnvError
+from rllm_gym.models import TINY_MODEL_DIR
+from rllm_gym.tokens import ChatTokenizer
 from rllm_gym.viewer import hub_worker
 from rllm_gym.viewer.hub import Hub
 
@@ -105,6 +107,20 @@ def test_an_agent_with_tools_is_played_where_the_models_template_takes_tools(hub
         record = hub.call(id, "expert")
     assert record["is_success"] and not any(turn["is_invalid_action"] for turn in record["turns"]), record["messages"]
     assert [m["role"] for m in record["messages"]][:4] == ["system", "user", "assistant", "tool"]
+
+
+@pytest.mark.slow
+def test_a_model_whose_template_rewrites_what_was_said_reads_what_it_renders(hub, tmp_path):
+    shutil.copytree(TINY_MODEL_DIR, tmp_path / "mine")
+    shutil.copy(TEMPLATES / "qwen3.jinja", tmp_path / "mine" / "chat_template.jinja")
+    hub = hub({"mine": str(tmp_path / "mine")})
+    id, _ = hub.open({**TEXTCRAFT, "horizon": 3, "policy": "mine"})
+    hub.call(id, "act", text="<think>\nWhat do I have?\n</think>\n\ninventory")
+    record = hub.call(id, "model", temperature=1.0)
+    chat = ChatTokenizer(tmp_path / "mine")
+    said = chat.render(record["messages"][:4], add_generation_prompt=True)  # system, task, thought and act, reply
+    assert chat.history == "as_template" and "What do I have?" not in said
+    assert chat.decode(record["turns"][1]["observation_ids"]) == said
 
 
 @pytest.mark.slow
