@@ -247,10 +247,24 @@ def _look_at_engine(folder: Path, learner: Any, config: Any) -> Iterator[Any]:
                     noise = torch.randn(weight.shape, generator=generator).to(weight)
                     weight.add_(noise * (NOISE * weight.abs().mean()))
             engine.load_weights(learner.module[DEFAULT_MODULE].inference_state(), 1)
+            if what == "as loaded":
+                yield _look_at_names(engine, config)
     except Exception as error:  # an engine's own
         yield Finding("sampler against trainer", "wrong", _with_way_out(error, config))
     finally:
         engine.close()
+
+
+def _look_at_names(engine: Any, config: Any) -> Any:
+    from rllm_gym.cli.train.model_findings import Finding
+
+    loading, unloaded = getattr(engine, "loading", ""), getattr(engine, "unloaded", ())
+    if unloaded:
+        text = f"{len(unloaded)} parameters of {config.engine}'s are no weight's, first {unloaded[0]}"
+        return Finding("names of weights", "wrong", f"{text}. Set engine: transformers.")
+    if loading:
+        return Finding("names of weights", "note", loading)
+    return Finding("names of weights", "ok", f"{config.engine} has a place for each; new weights are copied there")
 
 
 def _with_way_out(error: Exception, config: Any) -> str:

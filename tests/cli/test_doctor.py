@@ -53,6 +53,23 @@ def test_the_shipped_model_is_fine_and_the_config_at_the_end_is_yaml():
     }  # fmt: skip
 
 
+def test_each_check_has_a_line():
+    result = doctor("tiny", "--json", "--env", "TextCraft-v0", "--engine", "transformers")
+    assert list(dict.fromkeys(f["check"] for f in json.loads(result.stdout)["findings"])) == [
+        "kind of model", "quantization", "files of weights", "embedding", "size", "length", "memory of the sampler",
+        "memory of the learner", "custom code", "positions", "chat template", "system role", "tools",
+        "template arguments", "date", "ends of a turn", "LoRA", "first prompt", "packing", "sharing", "number format",
+        "sampler against trainer", "names of weights",
+    ]  # fmt: skip
+
+
+def test_code_of_its_own_is_a_note_where_transformers_knows_the_kind(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForCausalLM": "m.M"}}))
+    level, text = levels_of(doctor(folder, "--json"))["custom code"]
+    assert level == "note" and text.startswith("left alone")
+
+
 def test_a_broken_folder_is_told_and_nothing_is_loaded(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-64])

@@ -93,6 +93,13 @@ def _look_at_configuration(folder: Path, config: Any) -> Iterator[Finding]:
     if attention := choose_attention(hf):
         why = "its attention logits are held down"
         yield Finding("attention", "note", f"{attention}, for {why}: rows take more memory, and share no beginnings")
+    if getattr(hf, "auto_map", None) is None:
+        yield Finding("custom code", "ok", "none")
+    else:
+        text = "left alone, for transformers knows the kind; trust_remote_code: true would run it in every process"
+        if config.trust_remote_code:
+            text = "runs in every process, for trust_remote_code: true"
+        yield Finding("custom code", "note", text)
     if never := find_tokens_beyond(folder, getattr(text, "vocab_size", None)).never_written:
         yield Finding("embedding", "note", f"{never[0]!r} has no row, and is never written or sampled")
     if hf is not text:
