@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ("learning", "speed", "memory", "environments", "serving")
+RESULTS = ("learning", "speed", "memory", "precision", "environments", "serving")
 # Pages that lie elsewhere in the repository.
 ELSEWHERE = {
     "README.md": "index.md",
