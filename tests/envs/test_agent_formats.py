@@ -9,6 +9,7 @@ import pytest
 from rllm_gym.envs.agents.formats import FORMATS
 from rllm_gym.envs.agents.functions import REACT, BadCallError, Function, Language
 from rllm_gym.envs.contract import RULES
+from rllm_gym.thoughts import THOUGHTS
 from tests.envs.test_contract import IDS, REMOTE, defaults, textcraft_server  # noqa: F401  (a fixture)
 from tests.needs import OF_ENVIRONMENTS, skip_without
 
@@ -192,6 +193,7 @@ def actions_of(name, text, language=CRAFT):
         ("function_call", f"{GET}<think>or <tool_call>{LOOK}</tool_call>"),
         ("function_call", f"<think>a</think><tool_call>{GET}</tool_call><think><tool_call>{LOOK}</tool_call></think>"),
         ("function_call", f"[THINK]```json\n{LOOK}\n```[/THINK]{GET}"),
+        *(("function_call", f"{opens}{LOOK}{closes}{GET}") for opens, closes in THOUGHTS),
         ("code", "<think>maybe\n```\ninventory()\n```\n</think>\n```\nget(1, 'a')\n```"),
         ("code", "inventory()</think>get(1, 'a')"),
         ("react", "<think>\nAction: inventory\n</think>\nAction: get 1 a"),
