@@ -726,8 +726,8 @@ MUTANTS = [
     Mutant(
         "Gemma's logits not capped",
         "rllm_gym/learner/logps.py",
-        "    if not softcap and scale == 1.0:\n",
-        "    if True:\n",
+        "        return torch.tanh(logits / softcap) * softcap if softcap else logits\n",
+        "        return logits\n",
         "tests/learner/test_other_models.py",
     ),
     # the viewer

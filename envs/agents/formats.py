@@ -90,9 +90,9 @@ class React:
         return _turns(language, thought.strip().removeprefix("Thought:").strip(), actions)
 
     def write(self, text: str, language: Language) -> str:
-        if language.turn_form == REACT:
-            return text
         thought, action = language.split(text)
+        if language.turn_form == REACT or _ACTION.search(action):  # of an environment elsewhere it is not known
+            return text
         return REACT.format(thought=thought, action=action)
 
 
