@@ -66,8 +66,10 @@ def test_each_check_has_a_line():
 def test_code_of_its_own_is_a_note_where_transformers_knows_the_kind(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForCausalLM": "m.M"}}))
-    level, text = levels_of(doctor(folder, "--json"))["custom code"]
+    found = levels_of(doctor(folder, "--json"))
+    level, text = found["custom code"]
     assert level == "note" and text.startswith("left alone")
+    assert "parts" not in found and found["positions"] == ("ok", "rotary frequencies: default")
 
 
 def test_a_broken_folder_is_told_and_nothing_is_loaded(folder):

@@ -88,7 +88,7 @@ def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -
 
 
 def _build_fault(folder: Path, *, with_weights: bool) -> str | None:
-    """Return why transformers cannot build the model; names and shapes of weights are read, no weight is."""
+    """Return why transformers cannot build the model, or None; of its weights, names and shapes alone are read."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -115,7 +115,8 @@ def _quantization_fault(folder: Path, config: dict[str, Any], *, has_files: bool
     found = [part[key] for part in parts for key in keys if part.get(key)]
     method = found[0].get("quant_method", "some method") if found else None
     if method is None and has_files:
-        names = ((of["dtype"], name) for file in folder.glob("*.safetensors") for name, of in _read_head(file).items())
+        files = filter(is_whole, folder.glob("*.safetensors"))  # beside the model's, others may lie there
+        names = ((of["dtype"], name) for file in files for name, of in _read_head(file)[0].items())
         short = [dtype for dtype, name in names if name.endswith("weight") and dtype.startswith(_SHORT)]
         method = short[0] if short else None
     if (
@@ -159,16 +160,15 @@ def _weights_fault(folder: Path) -> str | None:
 def is_whole(file: Path) -> bool:
     """Return whether a safetensors file is as long as its head says."""
     try:
-        with open_regular(file) as opened:
-            length = int.from_bytes(opened.read(8), "little")
-        ends = [of["data_offsets"][1] for of in _read_head(file).values()]
-        return 8 + length + max(ends, default=0) == os.path.getsize(file)
+        tensors, start = _read_head(file)
+        ends = [of["data_offsets"][1] for of in tensors.values()]
+        return start + max(ends, default=0) == os.path.getsize(file)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def _read_head(file: Path) -> dict[str, Any]:
-    """Return what the head of a safetensors file says of each tensor: dtype, shape, place.
+def _read_head(file: Path) -> tuple[dict[str, Any], int]:
+    """Return dtype, shape and place of each tensor of a safetensors file, and the byte at which the tensors begin.
 
     Raises:
         ValueError: there is none.
@@ -178,7 +178,7 @@ def _read_head(file: Path) -> dict[str, Any]:
         if not 0 < length <= os.path.getsize(file) - 8:
             raise ValueError("the file ends within its head")
         tensors: dict[str, Any] = json.loads(opened.read(min(length, MAX_JSON_BYTES)))
-    return {name: of for name, of in tensors.items() if name != "__metadata__"}
+    return {name: of for name, of in tensors.items() if name != "__metadata__"}, 8 + length
 
 
 class TokensBeyond(NamedTuple):

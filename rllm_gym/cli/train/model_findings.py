@@ -95,11 +95,11 @@ def _look_at_configuration(folder: Path, config: Any) -> Iterator[Finding]:
         yield Finding("attention", "note", f"{attention}, for {why}: rows take more memory, and share no beginnings")
     if getattr(hf, "auto_map", None) is None:
         yield Finding("custom code", "ok", "none")
+    elif config.trust_remote_code:
+        yield Finding("custom code", "note", "runs in every process, for trust_remote_code: true")
     else:
-        text = "left alone, for transformers knows the kind; trust_remote_code: true would run it in every process"
-        if config.trust_remote_code:
-            text = "runs in every process, for trust_remote_code: true"
-        yield Finding("custom code", "note", text)
+        why = "transformers knows the kind; trust_remote_code: true would run it in every process"
+        yield Finding("custom code", "note", f"left alone, for {why}")
     if never := find_tokens_beyond(folder, getattr(text, "vocab_size", None)).never_written:
         yield Finding("embedding", "note", f"{never[0]!r} has no row, and is never written or sampled")
     if hf is not text:

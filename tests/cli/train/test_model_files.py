@@ -44,6 +44,11 @@ def test_a_torn_file_of_weights_is_named(model):
         assert "model.safetensors is torn" in fault(model)
 
 
+def test_a_torn_file_that_is_not_the_models_is_no_fault(model):
+    (model / "other.safetensors").write_bytes(b"x" * 200)
+    assert fault(model) is None
+
+
 def test_half_a_download_names_what_is_missing(model):
     (model / "model.safetensors").unlink()
     assert "has no weights" in fault(model)
