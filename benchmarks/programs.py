@@ -278,9 +278,9 @@ def main() -> None:
         if given.command == "learn":
             calls = ["--calls"] if given.calls else []
             given.folder.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-m", "benchmarks.programs", "warm", str(given.folder), str(given.sft_steps)]
             if given.calls:
-                subprocess.run(command, check=True)
+                warm = [sys.executable, "-m", "benchmarks.programs", "warm", str(given.folder), str(given.sft_steps)]
+                subprocess.run(warm, check=True)
             run_missing("benchmarks.programs", given.folder, ARMS, given.seeds, given.steps, calls)
         report(given.folder, ARMS)
 

@@ -263,7 +263,9 @@ def tool_choice(choice: Any, replaced: tuple[str, ...]) -> tuple[str, tuple[str,
 
 
 def parallel_tool_calls(body: Payload, replaced: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what is replaced: nothing keeps the policy from several calls, so one at most is any number.
+    """Return the replaced parameters, with `parallel_tool_calls` among them where one call at most is asked for.
+
+    Nothing keeps the policy from several.
 
     Raises:
         RequestError: it is neither true nor false.

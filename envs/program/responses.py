@@ -28,24 +28,14 @@ from rllm_gym.envs.program.requests import (
 )
 
 USED = (
-    "input",
-    "instructions",
-    "model",
-    "tools",
-    "tool_choice",
-    "max_output_tokens",
-    "stream",
-    "parallel_tool_calls",
+    "input", "instructions", "model", "tools", "tool_choice", "max_output_tokens", "stream", "parallel_tool_calls",
     "text",
-)
+)  # fmt: skip
 REPLACED = ("temperature", "top_p", "reasoning")
 WITHOUT_EFFECT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "include", "stream_options",
 )  # fmt: skip
-NEUTRAL: dict[str, Any] = {
-    "truncation": "disabled", "background": False,
-    "top_logprobs": 0,
-}  # fmt: skip
+NEUTRAL: dict[str, Any] = {"truncation": "disabled", "background": False, "top_logprobs": 0}
 TEXTS = ("input_text", "output_text", "text")
 
 
@@ -185,7 +175,7 @@ def _add(messages: list[Payload], where: str, item: Any) -> None:
 
 
 def _text(text: Any, replaced: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what is replaced where the text of an answer is to have a form: how long it is, is the model's."""
+    """Return the replaced parameters, with `verbosity` among them where the request sets it; refuse other formats."""
     if not isinstance(text, dict) or text.get("format") not in (None, {"type": "text"}):
         raise RequestError(f"text.format is not supported here; got {text!r:.100}. Leave it out.", code="unsupported")
     return (*replaced, "verbosity") if text.get("verbosity") is not None else replaced

@@ -126,7 +126,7 @@ class MoveSum:
         return self._ended.get(text, {})
 
     def _all_pieces(self) -> list[str]:
-        """Return what each token says."""
+        """Return the text of each token."""
         if not self._pieces:
             self._pieces = [self._text([token]) for token in range(self.chat.vocab_size)]
         return self._pieces

@@ -192,7 +192,7 @@ class NotMadeError(Exception):
 
 @pytest.fixture
 def passed_on(monkeypatch):
-    """Return what reaches `make_token_env`, of a configuration whose options are all set."""
+    """Return the list that the options of each call of `make_token_env` are added to."""
     found = []
 
     def record(spec, chat, opponents=None, **options):
