@@ -1,6 +1,7 @@
 """Guard rails of the layout: real folders at the top that are in the package through symlinks."""
 
 import configparser
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -118,6 +119,42 @@ def test_the_package_itself_needs_no_trainer_and_both_devices_bring_one():
     in_part = trainer - {canonicalize_name(names.get(module, module)) for module in TRAINER}
     assert in_part == {"requests", "rllm-gym", "tenacity", "tensorboard"}
     assert "rllm-gym[view]" in map(str, requirements("train"))
+
+
+def distributions(name):
+    """Return the installed distributions that an extra brings, with this one."""
+    found, seen, waiting = {}, set(), [*requirements(None), *requirements(name)]
+    while waiting:
+        requirement = waiting.pop()
+        of, wanted = canonicalize_name(requirement.name), ("", *requirement.extras)
+        if (of, wanted) in seen:
+            continue
+        seen.add((of, wanted))
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of another platform
+            found[of] = importlib.metadata.distribution(of)
+            own = [part for extra in requirement.extras for part in requirements(extra)] if of == "rllm-gym" else None
+            parts = map(Requirement, found[of].requires or ()) if own is None else own
+            waiting += [p for p in parts if not p.marker or any(p.marker.evaluate({"extra": e}) for e in wanted)]
+    return found.values()
+
+
+@pytest.mark.promise
+def test_the_trainers_extra_is_enough_for_the_quickstart(tmp_path):
+    for distribution in distributions("cpu"):
+        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+            if not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(distribution.locate_file(top))
+    assert (tmp_path / "torch").exists() and not (tmp_path / "pytest").exists()
+    code = "import sys; from rllm_gym.cli.main import rllib; sys.argv[0] = 'rllib'; rllib()"
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", code, "train", "file", "quickstart", "--dry-run"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def makefile_extras(target):

@@ -8,6 +8,7 @@ from rllm_gym.errors import ConfigError
 
 # Installed by the extra `train`, and imported by the package.
 TRAINER = (
+    "accelerate",  # with which transformers looks at a model without its weights
     "deepspeed",
     "matplotlib",
     "psutil",
