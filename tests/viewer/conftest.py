@@ -16,6 +16,9 @@ from rllm_gym.viewer.hub import Hub
 from rllm_gym.viewer.server import make_app
 from tests.viewer.helpers import write_evaluation, write_run
 
+# No smooth scrolling: a button that moves between the press and the release of the mouse is not clicked.
+TYPICAL = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"}
+
 
 @contextmanager
 def serving(paths, **hub_options):
@@ -90,7 +93,7 @@ def open_page(browser, serve):
     contexts, complaints = [], []
 
     def open_page(address, *, allowed=(), **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        context = browser.new_context(**{**TYPICAL, **options})
         contexts.append(context)
         context.set_default_timeout(15_000)
         page = context.new_page()

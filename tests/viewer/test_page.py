@@ -116,6 +116,26 @@ def test_replay_goes_turn_by_turn_with_thought_action_reply_and_scene(address, o
     page.wait_for_url("**/1")
 
 
+def test_an_episode_is_made_once_for_all_its_turns(address, open_page):
+    page = open_page(address)
+    open_episode(page, address, item="textcraft_17", success=True)
+    page.locator(".episode").evaluate("episode => (episode.dataset.seen = 'yes')")
+    page.keyboard.press("ArrowRight")
+    page.locator(".bead.on", has_text="2").wait_for()
+    assert page.locator(".episode[data-seen]").count() == 1
+
+
+def test_one_turn_that_cannot_be_drawn_does_not_hide_the_next(address, open_page):
+    page = open_page(address, allowed=["no such turn"])
+    id = open_episode(page, address, item="textcraft_17", success=True)
+    broken = "given => { if (given.turn) throw Error('no such turn'); return draw(given); }"
+    page.evaluate(f"{{ const draw = Strip; Strip = {broken}; }} null")
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("This view cannot be drawn: Error: no such turn").wait_for()
+    page.evaluate(f"go(['episode', '{id}', '1'])")
+    page.locator(".bead.on", has_text="1").wait_for()
+
+
 @pytest.mark.promise
 def test_tokens_show_mask_log_probability_advantage_and_the_trainers_difference(address, open_page):
     page = open_page(address)

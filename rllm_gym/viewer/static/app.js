@@ -80,7 +80,7 @@ function App() {
             )}</details>`
           : ""
       }
-      <${Guard} key=${path.join("/")} what="This view">${
+      <${Guard} key=${path.slice(0, 2).join("/")} address=${path.join("/")} what="This view">${
         view === "episode"
           ? html`<${EpisodePage} id=${rest[0]} turn=${rest[1]} tab=${rest[2]} />`
           : view === "compare"

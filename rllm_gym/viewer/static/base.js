@@ -97,7 +97,7 @@ function useAnswer(ask, key) {
   return answer.key === key ? answer : { isWaiting: true, value: answer.value };
 }
 
-// Draws what is inside it, or says that it cannot.
+// Draws what is inside it, or says that it cannot, until the address changes.
 class Guard extends preact.Component {
   constructor() {
     super();
@@ -110,6 +110,10 @@ class Guard extends preact.Component {
 
   componentDidCatch(error) {
     console.error(error);
+  }
+
+  componentDidUpdate(previous) {
+    if (this.state.error && previous.address !== this.props.address) this.setState({ error: null });
   }
 
   render({ what, children }, { error }) {
