@@ -374,10 +374,23 @@ def test_an_environment_that_exits_the_process_fails_its_episode_alone(talk, mak
 
 @pytest.mark.parametrize("num_env_workers", [0, 2])
 def test_close_closes_every_environment_also_those_in_flight_and_may_be_called_twice(talk, make_loop, num_env_workers):
-    made = []
+    made, is_slow_made = [], threading.Event()
+
+    class SlowOrFast(talk.Env):
+        def reset(self, *, seed=None, options=None):
+            observation, info = super().reset(seed=seed, options=options)
+            made.append(self)
+            if self.item == "S":
+                is_slow_made.set()
+            return observation, info
+
+        def step(self, action):
+            is_slow_made.wait(WAIT_S)  # else the fast episode may end before the slow one's thread has begun
+            return super().step(action)
+
     steps = lambda prompt: 1 if prompt[0] == ord("F") else 10**6  # noqa: E731
     engine = ScriptedEngine(lambda prompt: talk.encode("!|"), num_steps=steps)
-    make_env = lambda env_index: made.append(talk.Env()) or made[-1]  # noqa: E731
+    make_env = lambda env_index: SlowOrFast()  # noqa: E731
     loop = make_loop(engine, make_env, num_env_workers=num_env_workers, num_envs=2)
     loop.submit(groups("S", "F"), max_episode_steps=None)
     next(loop.finished_groups())
