@@ -1,6 +1,7 @@
 """The horizon study, see `plan.md`:
 
 python -m benchmarks.learning run --out DIR       # the search, then every run that has no row yet, one at a time
+                                                  # (--seeds 4 5: these alone; rows of several folders are appended)
 python -m benchmarks.learning report              # tables and curves of rows.jsonl
 python -m benchmarks.learning pilot --out DIR     # two runs at full length: what the plan's minutes come from
 python -m benchmarks.learning search --out DIR    # the runs on seeds that are not reported
@@ -16,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.learning import report, study, tasks, training
@@ -34,9 +36,9 @@ FOLDER = Path(__file__).parent
 ROWS, SEARCH_ROWS = "rows.jsonl", "search.jsonl"
 
 
-def run(out: Path) -> None:
+def run(out: Path, seeds: Sequence[int]) -> None:
     lrs = search(out)
-    make_runs(out, list(study.reported_runs(lrs)), out / ROWS)
+    make_runs(out, [run for run in study.reported_runs(lrs) if run.seed in seeds], out / ROWS)
 
 
 def search(out: Path) -> dict[str, float]:
@@ -66,7 +68,10 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("run", "pilot", "search"):
-        commands.add_parser(name).add_argument("--out", type=Path, required=True, help="folder of the results")
+        of_runs = commands.add_parser(name)
+        of_runs.add_argument("--out", type=Path, required=True, help="folder of the results")
+        if name == "run":
+            of_runs.add_argument("--seeds", type=int, nargs="+", choices=study.SEEDS, default=study.SEEDS)
     commands.add_parser("panels")
     of_report = commands.add_parser("report")
     of_report.add_argument("--rows", type=Path, default=FOLDER / ROWS)
@@ -89,7 +94,10 @@ def main() -> None:
         os.nice(max(0, NICE - os.nice(0)))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the chunk ends, too
         with only_one(out):
-            {"run": run, "pilot": pilot, "search": search}[args.command](out)
+            if args.command == "run":
+                run(out, args.seeds)
+            else:
+                {"pilot": pilot, "search": search}[args.command](out)
 
 
 if __name__ == "__main__":

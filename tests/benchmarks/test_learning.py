@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.learning import __main__ as command_line
 from benchmarks.learning import report, runner, study, tasks, training
 from benchmarks.learning.statistics import contrast, crossed_interval, detectable_difference, holm, t_interval
 
@@ -258,6 +259,18 @@ def test_a_run_that_has_a_row_is_not_made_again_and_a_cut_row_is(tmp_path):
     assert runner.missing(runs, runner.read_rows(rows)) == runs[1:]
     runner.append_row(rows, runs[1].content)
     assert runner.missing(runs, runner.read_rows(rows)) == runs[2:]
+
+
+def test_machines_share_the_study_by_seeds(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(command_line, "search", lambda out: {"long": 1e-4, "scaling_inter": 2e-4})
+    monkeypatch.setattr(command_line, "make_runs", lambda out, runs, file: made.extend(runs))
+    command_line.run(tmp_path, [4, 9])
+    shared = made[:]
+    made.clear()
+    command_line.run(tmp_path, study.SEEDS)
+    assert Counter(run.seed for run in shared).keys() == {4, 9}
+    assert shared == [run for run in made if run.seed in (4, 9)]
 
 
 def test_waiting_for_a_slot_is_no_failure_and_a_run_that_fails_three_times_is_passed_over(tmp_path, monkeypatch):
