@@ -18,6 +18,9 @@ INSTALL = $(PIP) install -q --no-compile
 # And keeps them: without, every process of a run would take 15 seconds more to compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 TRAINER = $(VENV)/.trainer-$(DEVICE)
+COMPILED = $(VENV)/.compiled
+COMPILER = $(VENV)/compiler
+WHEELS = $(VENV)/wheels
 INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
 OTHER = $(filter-out %-$(DEVICE),$(STAMPS))
@@ -60,7 +63,18 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 	$(VENV)/bin/python -c "import torchvision" 2>/dev/null || $(PIP) uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
-$(INSTALLED): $(TRAINER)
+# What is in C and C++ is compiled while pip fetches and unpacks the trainer: one core is enough for that. The planner's build
+# wants the `python` and the `cmake` that come first in PATH, which pip's isolation hides, so it has a venv of its own.
+$(COMPILED): constraints.txt | $(VENV)/bin/pip
+	$(PYTHON) -m venv $(COMPILER)
+	$(COMPILER)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt "cmake<4" setuptools wheel
+	-PATH="$(CURDIR)/$(COMPILER)/bin:$$PATH" $(COMPILE) $(COMPILER)/bin/python -m pip --disable-pip-version-check wheel -q \
+		--no-deps --no-build-isolation -c constraints.txt -w $(WHEELS) fast-downward-textworld
+	-$(COMPILE) $(PIP) wheel -q --no-deps -c constraints.txt -w $(WHEELS) jericho
+	touch $@
+
+$(INSTALLED): setup.cfg constraints.txt | $(VENV)/bin/pip
+	@$(MAKE) --no-print-directory -j2 $(TRAINER) $(COMPILED)
 	@echo "make: installing what all environments and the tests need: a few minutes, once"
 # Meanwhile Python compiles what the first tests import, once; another device's vLLM may lack the last of it.
 	$(VENV)/bin/python -c "import deepspeed, ray.rllib, vllm.v1.engine.llm_engine, vllm.v1.worker.cpu_worker" >/dev/null 2>&1 & \
@@ -68,12 +82,9 @@ $(INSTALLED): $(TRAINER)
 		-e ".[gguf,lora,wandb,mlflow,babyai,searchqa,sciworld,textarena,games,web,webarena,server,programs,docs,dev]" && wait
 # What vLLM wants for models with images, whose text part trains.
 	$(TORCHVISION)
-# Its interpreter is compiled from C.
-	$(COMPILE) $(INSTALL) -c constraints.txt -e ".[textworld]" || \
+	$(INSTALL) -c constraints.txt --find-links $(WHEELS) --only-binary jericho -e ".[textworld]" || \
 		echo "make: TextWorld-v0 is left out, for jericho needs a C compiler and make; the rest is installed"
-# Its planner is compiled from C++, by the `python` and the `cmake` that come first in PATH, which pip's isolation hides.
-	{ $(INSTALL) "cmake<4" && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(COMPILE) $(INSTALL) --no-build-isolation \
-		-c constraints.txt fast-downward-textworld && $(INSTALL) -c constraints.txt -e ".[alfworld]"; } || \
+	$(INSTALL) -c constraints.txt --find-links $(WHEELS) --only-binary fast-downward-textworld -e ".[alfworld]" || \
 		echo "make: ALFWorld-v0 is left out, for its planner needs a C++ compiler and make; the rest is installed"
 # They pin other versions of packages than those that others need; what webarena-verified needs otherwise is in the extra.
 	$(INSTALL) --no-deps -c constraints.txt webarena-verified libwebarena miniwob openenv

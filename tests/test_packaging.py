@@ -210,7 +210,7 @@ def test_the_two_installations_compose_and_neither_is_done_twice(tmp_path):
     assert "webarena" in steps and "[cuda]" not in steps and "torch=" not in steps and steps.endswith(".installed-cuda")
     assert steps_of_make(tmp_path / "e", "install", ".trainer-cpu", ".installed-cpu") == []
     (tmp_path / "e/constraints.txt").touch()  # newer than both
-    assert [step for step in run_make(tmp_path / "e", "install") if step.startswith("touch")] == [
-        "touch .venv/.trainer-cpu",
-        "touch .venv/.installed-cpu",
-    ]
+    # The first two at the same time.
+    touched = [step for step in run_make(tmp_path / "e", "install") if step.startswith("touch")]
+    assert touched[-1] == "touch .venv/.installed-cpu"
+    assert sorted(touched[:-1]) == ["touch .venv/.compiled", "touch .venv/.trainer-cpu"]
