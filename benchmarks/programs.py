@@ -8,10 +8,10 @@
 Both play TextCraft's tasks of depth 1 and read the same prompts. In words they begin with the shipped tiny model, and
 the program is `play_in_words`, an agent with OpenAI's SDK. With `--calls` they play by calls of the environment's
 functions, the built-in environment with `format: tools` and `examples/textcraft_agent.py`; there the replies to turns
-that are no call differ, and the start is the model after SFT on the expert's calls in other tasks, the held-out ones
-and 150 of depth 2. GRPO trains on the training tasks. A run's gain is the success of its last five train steps less
-that of its first five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended
-to FOLDER/rows.jsonl as a run ends.
+that are no call differ, and the start is the model after SFT on the expert's calls, each dialogue under names of its
+own. GRPO trains on the training tasks. A run's gain is the success of
+its last five train steps less that of its first five, where a seed's shorter run had sampled a quarter, half and all of
+its tokens. A row is appended to FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,15 @@ from openai import BadRequestError, OpenAI
 from benchmarks.equal_tokens import append_row, report, run_missing, train
 from examples.textcraft_agent import play
 from rllm_gym.types import Completion
+from tools.tiny_model.renaming import rename_items
 
 ARMS = ("built-in", "program")
 HORIZON = 4
 BUILT_IN = {"system_prompt": "Craft what the goal says.", "agent": {"format": "tools"}}
 AGENT = "examples.textcraft_agent:play"
 TIMES = "PROGRAMS_TIMES"  # a variable of the programs: the file that they write their CPU time to
-SFT_TASKS = 150  # of depth 2, beside the held-out ones of depth 1
+SFT_COPIES = 80  # of each of the expert's dialogues, every one under names of its own
+Plans = dict[str, tuple[str, list[str]]]  # of each task its first observation and the expert's turns
 # The tiny model's own, and tools in a line each: what is written of them by larger models' templates fills its context.
 TEMPLATE = """
 {%- if tools %}{{- '<|im_start|>system\\n' }}
@@ -56,7 +60,7 @@ TEMPLATE = """
 """
 
 
-def expert_plans(template: Path, split: str, depth: int = 1) -> dict[str, tuple[str, list[str]]]:
+def expert_plans(template: str | Path, split: str, depth: int = 1) -> Plans:
     """Return of each task of a depth its first observation and the expert's turns."""
     from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
     from rllm_gym.tokens import ChatTokenizer
@@ -79,7 +83,7 @@ class Expert:
 
     policy_version, max_context_tokens = 0, 4096
 
-    def __init__(self, chat: Any, plans: dict[str, tuple[str, list[str]]]) -> None:
+    def __init__(self, chat: Any, plans: Plans) -> None:
         self._chat = chat
         self._plans = {observation.strip(): turns for observation, turns in plans.values()}
         self._requests: list[Any] = []
@@ -128,7 +132,7 @@ def timed(task: Any) -> Any:
     return result
 
 
-def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Path, times: Path) -> list[Any]:
+def play_expert(arm: str, plans: Plans, template: str | Path, times: Path | None = None) -> list[Any]:
     """Let the expert play each task once; return the episodes."""
     from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
     from rllm_gym.rollout.loop import RolloutLoop
@@ -138,7 +142,7 @@ def play_expert(arm: str, plans: dict[str, tuple[str, list[str]]], template: Pat
     chat = ChatTokenizer(chat_template=template)
     if arm == "program":
         tasks = [{"item_id": item_id, "seed": 0} for item_id in plans]
-        config = {"command": "benchmarks.programs:timed", "tasks": tasks, "variables": {TIMES: str(times)}}
+        config = {"command": "benchmarks.programs:timed", "tasks": tasks, "variables": {TIMES: str(times or "")}}
         spec = EnvironmentSpec("Program-v0", "rllm_gym/Program-v0", config)
         names: list[Any] = [f"program_{k}" for k in range(len(plans))]
     else:
@@ -191,8 +195,23 @@ def write_template(folder: Path) -> Path:
     return file
 
 
+def renamed_calls(maker: Any) -> Iterator[Any]:
+    """Yield the expert's calls, each time under other names of the items: what is learnt is to read them."""
+    template, tokenizer = maker.chat.chat_template, maker.chat.tokenizer
+    plans = expert_plans(template, "all")
+    streams = [stream for e in play_expert("built-in", plans, template) for stream in e.streams.values()]
+    rng = np.random.default_rng(0)
+    for _ in range(SFT_COPIES):
+        for stream in streams:
+            pieces = [ids for turn in stream.turns for ids in (turn.observation_ids, turn.action_ids)]
+            texts = rename_items(tuple({"role": "user", "content": tokenizer.decode(ids)} for ids in pieces), rng)
+            renamed = (np.asarray(tokenizer.encode(text["content"]), np.int64) for text in texts)
+            turns = [replace(turn, observation_ids=next(renamed), action_ids=next(renamed)) for turn in stream.turns]
+            yield maker.of_turns([replace(turn, logp=np.zeros(len(turn.action_ids), np.float32)) for turn in turns])
+
+
 def warm_start(folder: Path, num_steps: int) -> Path:
-    """Return the tiny model after SFT on the expert's calls in other tasks, made once."""
+    """Return the tiny model after SFT on the expert's calls under other names of the items, made once."""
     model = folder / "sft"
     if (model / "config.json").is_file():
         return model
@@ -202,13 +221,10 @@ def warm_start(folder: Path, num_steps: int) -> Path:
     from rllm_gym.evaluation.export import export_policy
 
     prepare_driver(None)
-    item_ids = [*task_ids("eval"), *task_ids("train", depth=2)[:SFT_TASKS]]
-    config = SFTConfig()
-    config.environment("rllm_gym/TextCraft-v0", env_config={"item_ids": item_ids, **BUILT_IN})
-    config.update_from_dict({
-        "base_model": "tiny", "data": "expert", "num_expert_episodes": 2 * len(item_ids), "samples_per_step": 32,
-        "lr": 3e-4, "max_model_len": 1024, "tokens_per_micro_batch": 4096, "evaluation_interval": None, "seed": 0,
-        "num_evaluation_samples": 1, "chat_template": str(write_template(folder)),
+    config = SFTConfig().update_from_dict({
+        "base_model": "tiny", "data": "benchmarks.programs:renamed_calls", "samples_per_step": 32, "lr": 5e-4,
+        "max_model_len": 1024, "tokens_per_micro_batch": 4096, "observation_weight": 0.1, "seed": 0,
+        "evaluation_interval": None, "chat_template": str(write_template(folder)),
     })  # fmt: skip
     algo = config.build_algo()
     for _ in range(num_steps):
