@@ -253,6 +253,7 @@ def configuration(run: Run) -> Any:
             "clip_low": 0.2,
             "clip_high": 0.28,
             "kl_coeff": 0.0,
+            "max_empty_steps": 10**6,  # a run that learns nothing any more spends its budget, too
             "save_trajectories": False,
             **horizon,
         }
