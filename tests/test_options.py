@@ -8,6 +8,7 @@ import sys
 from typing import Annotated, get_args
 
 import pytest
+import yaml
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from typing_extensions import Doc
 
@@ -35,6 +36,15 @@ def test_the_table_is_the_configurations(method):
         assert option.default is UNSET or getattr(config, name) == option.default or name == "env_runner_cls", name
         assert value_fault(name, getattr(config, name), option.hint) is None, name
         assert option.doc.endswith((".", ":", "...")), f"{name}: a sentence"
+
+
+def test_a_word_that_yaml_takes_for_a_truth_value_is_named():
+    hint = list_options(GRPOOptions)["filter_groups"].hint
+    fault = value_fault("filter_groups", yaml.safe_load("off"), hint)
+    assert fault == (
+        'filter_groups must be one of advantage, success, off; got False. YAML reads off as false: write "off".'
+    )
+    assert "YAML" not in value_fault("filter_groups", True, hint)
 
 
 def test_every_option_of_rllib_is_either_taken_or_refused_by_its_name():

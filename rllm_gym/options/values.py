@@ -49,7 +49,14 @@ def value_fault(name: str, value: Any, hint: Any) -> str | None:
         with contextlib.suppress(ValidationError):
             check()
             return None
-    return f"{name} must be {describe(hint)}; got {value!r}."
+    return f"{name} must be {describe(hint)}; got {value!r}.{_unquoted(value, hint)}"
+
+
+def _unquoted(value: Any, hint: Any) -> str:
+    """Return advice where YAML has made `value` of a word that the option takes."""
+    words = ("on", "yes") if value is True else ("off", "no") if value is False else ()
+    found = [word for word in words if value_fault("", word, hint) is None]
+    return f' YAML reads {found[0]} as {str(value).lower()}: write "{found[0]}".' if found else ""
 
 
 @functools.cache
