@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
@@ -83,7 +83,22 @@ def find_arguments(source: str, special_tokens: Mapping[str, str]) -> list[str]:
     """
     _compile(source)  # within bounds
     given = {*_TAKEN, "tools", "documents", *special_tokens, "bos_token", "eos_token"} - {"strftime_now"}
-    return sorted(meta.find_undeclared_variables(_environment().parse(source)) - given - {*_environment().globals})
+    template = _environment().parse(source)
+    first_use: dict[str, str] = {}
+    for name, use in _uses_of_names(template):
+        first_use.setdefault(name, use)
+    # Jinja counts a name that one branch sets as undeclared behind it; an argument is read before it is set.
+    arguments = {name for name in meta.find_undeclared_variables(template) if first_use.get(name) == "load"}
+    return sorted(arguments - given - {*_environment().globals})
+
+
+def _uses_of_names(node: nodes.Node) -> Iterator[tuple[str, str]]:
+    """Yield the names in a template and whether each is read ("load") or set ("store", "param"), in order."""
+    if isinstance(node, nodes.Name):
+        yield node.name, node.ctx
+    children = list(node.iter_child_nodes())
+    for child in reversed(children) if isinstance(node, nodes.Assign) else children:  # the value before the target
+        yield from _uses_of_names(child)
 
 
 def role_markers(

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from rllm_gym import template_sandbox
-from rllm_gym.chat_template import CHAT_TEMPLATE_DIR, find_template, renderer
+from rllm_gym.chat_template import CHAT_TEMPLATE_DIR, find_arguments, find_template, renderer
 from rllm_gym.errors import ChatTemplateError, ConfigError
 from rllm_gym.models import TINY_MODEL_DIR, resolve_tokenizer
 from rllm_gym.tokenizer_files import read_tokenizer
@@ -122,6 +122,22 @@ def test_a_date_is_the_one_that_is_set_and_never_the_clocks():
         assert text == f"{said} x"
     with pytest.raises(ChatTemplateError, match=r"template_date: must be a date like 2026-01-31; got 'July'"):
         renderer(source, {}, template_date="July")
+
+
+def test_arguments_are_what_a_template_reads_before_it_sets_it():
+    arguments = {
+        "qwen3": ["enable_thinking"],
+        "glm4moe": ["enable_thinking"],
+        "gptoss": ["builtin_tools", "model_identity", "reasoning_effort", "strftime_now"],
+        "llama3_2": ["custom_tools", "date_string", "strftime_now", "tools_in_user_message"],
+    }
+    for name, expected in arguments.items():
+        assert find_arguments((PUBLISHED / f"{name}.jinja").read_text(), {}) == expected
+    gemma = (
+        "{% for m in messages %}{% if m.role == 'user' %}{% set role = 'user' %}{% else %}{% set role = 'model' %}"
+        "{% endif %}{{ role }}{% endfor %}{% if not thinking is defined %}{% set thinking = false %}{% endif %}"
+    )
+    assert find_arguments(gemma, {}) == ["thinking"]
 
 
 GROWING = "{% set ns = namespace(x='aaaaaaaaaa') %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x }}"
