@@ -161,7 +161,7 @@ class ChatTokenizer:
             self._protected_in_actions = compile_any([*special, self._end_of_turn, _FENCE])
             ends_of_calls = [self._added[end][0] for end in _ENDS_OF_CALLS if end in source and end in self._added]
             self.stop_ids = tuple(dict.fromkeys([self.end_of_turn_id, *ends, *ends_of_calls]))
-            self._lead, self._strips_lead = self._find_lead()
+            self._lead, self._writes_lead = self._find_lead()
             self.history = self._choose_history(history, ends_at_once)
             bos = parts.special_tokens.get("bos_token", "")
             self.role_markers = role_markers(
@@ -372,9 +372,12 @@ class ChatTokenizer:
         """Return the text of a sampled turn for the other side, without the token that ended it.
 
         Where the template writes a marker before an answer (the final channel of gpt-oss), that is what follows it.
+        White space that it writes there, and the policy with it (` ASSISTANT: `), is the template's, not the text's.
         """
         text = self.decode_action(self.without_end(ids))
-        return text.rpartition(self._lead)[2] if self._strips_lead else text
+        if not self._writes_lead:
+            return text
+        return text.rpartition(self._lead)[2] if self._lead.strip() else text.removeprefix(self._lead)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens spelt out."""
@@ -579,7 +582,7 @@ class ChatTokenizer:
         )
 
     def _find_lead(self) -> tuple[str, bool]:
-        """Return the text between the generation prompt and a content, and whether it is a marker.
+        """Return the text between the generation prompt and a content, and whether the template writes it.
 
         Where the generation prompt opens a thought, it is what closes that.
         """
@@ -587,8 +590,7 @@ class ChatTokenizer:
         prompt = self._render([user], True, [])
         before = self._render([user, _message("assistant", _SENTINEL), user], False, []).partition(_SENTINEL)[0]
         if before.startswith(prompt):
-            lead = before[len(prompt) :]
-            return lead, bool(lead.strip())
+            return before[len(prompt) :], True
         if _CLOSES_THOUGHT not in prompt.rpartition(_OPENS_THOUGHT)[2] and _OPENS_THOUGHT in prompt:
             return f"\n{_CLOSES_THOUGHT}\n\n", False
         return "", False
@@ -677,10 +679,12 @@ class ChatTokenizer:
         return [note for note in (self.note_on_history(), self.note_on_ends()) if note]
 
     def note_on_history(self) -> str:
-        """Return the cost, in words, of a template that rewrites what was said; "" where it does not."""
+        """Return the cost, in words, of a template that may rewrite what was said; "" where it only appends."""
         if self.history != "as_template":
             return ""
         num_samples, share = self.cost_of_history()
+        if num_samples == 1:
+            return "history: as_template: each prompt is rendered anew; five turns are one training sample all the same"
         return (
             "history: as_template: the chat template rewrites what was said, so that five turns with thoughts give "
             f"{num_samples} training samples, and {share:.0%} of their tokens are read more than once"

@@ -572,6 +572,21 @@ def test_what_it_costs_to_rewrite_history_is_told():
     [line] = rewriting("thoughts").notes()
     assert line.startswith("history: as_template: ") and "5 training samples" in line
     assert rewriting("thoughts").cost_of_history()[0] == 5 and rewriting("mistral").cost_of_history() == (1, 0.0)
+    assert rewriting("mistral").notes()[0].endswith("five turns are one training sample all the same")
+
+
+@pytest.mark.parametrize("lead", [" ", "\n"])
+def test_white_space_that_the_template_writes_before_a_content_is_no_part_of_it(lead):
+    chat = ChatTokenizer(
+        make_tokenizer("chatml"),
+        "{% for m in messages %}{{ m.role ~ ':' ~ LEAD ~ m.content ~ '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}".replace("LEAD", repr(lead)),
+    )
+    ids = chat.encode_action("Action: go")
+    assert chat.decode_action(ids).startswith(lead + "Action") and chat.said(ids) == "Action: go"
+    for read, conversation, _ in prompts(chat, said=SAID):
+        assert conversation.num_repeated == 0  # what was sampled stays, so that an episode is one sample
+        assert chat.decode(read) == chat.render(conversation.messages, add_generation_prompt=True)
 
 
 def test_arguments_of_the_template_are_part_of_the_tokenizer():
