@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,10 @@ def load_causal_lm(model: str | Path, **options: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM  # takes seconds
 
-    lm, found = AutoModelForCausalLM.from_pretrained(
-        model, output_loading_info=True, ignore_mismatched_sizes=True, **options
-    )
+    with _without_report():
+        lm, found = AutoModelForCausalLM.from_pretrained(
+            model, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"base_model: every weight must be in the model's files; got none for {len(missing)} of {model}, first "
@@ -34,3 +38,15 @@ def load_causal_lm(model: str | Path, **options: Any) -> Any:
             f"{tuple(expected)} in {model}. Download the model again, or choose another one."
         )
     return lm
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """Leave out transformers' table of the weights at fault, of which the error speaks in a line."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

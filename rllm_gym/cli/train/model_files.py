@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +75,10 @@ def _kind_fault(folder: Path, config: dict[str, Any], trust_remote_code: bool) -
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING_NAMES:
         if "AutoModelForCausalLM" not in config.get("auto_map", {}):
-            return f"base_model: must be of a kind that transformers knows; got model_type {kind!r} in {folder}."
+            return (
+                f"base_model: must be of a kind that transformers knows; got model_type {kind!r} in {folder}. Choose "
+                "another one, or install a transformers that knows it."
+            )
         if not trust_remote_code:
             return (
                 f"base_model: {folder} brings code of its own (auto_map), which would run in every process. Read "
@@ -153,12 +157,21 @@ def _weights_fault(folder: Path) -> str | None:
             return f"base_model: {folder} is a LoRA adapter, no model. Merge it into its base model first."
         if not files and not any(folder.glob("*.gguf")):
             return f"base_model: {folder} has no weights (model.safetensors). {again}"
-    torn = [folder / file for file in files if file.endswith(".safetensors") and not is_whole(folder / file)]
-    return f"base_model: {torn[0]} is torn: its length is not what its head says. {again}" if torn else None
+    if files and (folder / "adapter_config.json").is_file():
+        return (
+            f"base_model: {folder} holds a LoRA adapter beside the model (adapter_config.json), which transformers "
+            "would add to it. Move the adapter's files to a folder of their own, or merge them into the model."
+        )
+    torn = [folder / file for file in files if not is_whole(folder / file)]
+    return f"base_model: {torn[0]} is torn: it ends before its weights do. {again}" if torn else None
 
 
 def is_whole(file: Path) -> bool:
-    """Return whether a safetensors file is as long as its head says."""
+    """Return whether a safetensors file is as long as its head says, and whether torch's own has the end of a zip."""
+    if file.suffix != ".safetensors":
+        with open_regular(file) as opened:
+            head = opened.read(2)
+        return zipfile.is_zipfile(file) if head == b"PK" else head[:1] == b"\x80"  # a pickle, before torch 1.6
     try:
         tensors, start = _read_head(file)
         ends = [of["data_offsets"][1] for of in tensors.values()]

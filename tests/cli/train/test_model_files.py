@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -44,6 +45,17 @@ def test_a_torn_file_of_weights_is_named(model):
         assert "model.safetensors is torn" in fault(model)
 
 
+def test_a_torn_file_of_torchs_own_is_named(model):
+    weights, file = model / "model.safetensors", model / "pytorch_model.bin"
+    torch.save(load_file(weights), file)
+    weights.unlink()
+    whole = file.read_bytes()
+    assert fault(model) is None
+    for torn in (whole[:-100], whole[:5], b"", b"version https://git-lfs.github.com/spec/v1\n"):
+        file.write_bytes(torn)
+        assert "pytorch_model.bin is torn" in fault(model)
+
+
 def test_a_torn_file_that_is_not_the_models_is_no_fault(model):
     (model / "other.safetensors").write_bytes(b"x" * 200)
     assert fault(model) is None
@@ -66,11 +78,13 @@ def save(folder, tensors):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_weight_that_is_not_in_the_files_is_named(model):
+def test_a_weight_that_is_not_in_the_files_is_named(model, caplog, monkeypatch):
     tensors = load_file(model / "model.safetensors")
     tensors.pop("model.layers.1.self_attn.q_proj.weight")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     save(model, tensors)
     assert "got none for 1 of" in fault(model) and "first model.layers.1.self_attn.q_proj.weight" in fault(model)
+    assert "LOAD REPORT" not in caplog.text  # transformers' own table
     with pytest.raises(ConfigError, match="every weight must be in the model's files"):
         load_language_model(str(model), "float32")
 
@@ -120,6 +134,11 @@ def test_an_adapter_beside_a_configuration_is_called_one(model):
     (model / "model.safetensors").rename(model / "adapter_model.safetensors")
     (model / "adapter_config.json").write_text("{}")
     assert "is a LoRA adapter, no model" in fault(model)
+
+
+def test_an_adapter_beside_a_model_is_named(model):
+    (model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "x/y"}))
+    assert "holds a LoRA adapter beside the model (adapter_config.json)" in fault(model)
 
 
 def test_code_of_its_own_wants_to_be_trusted(model):
