@@ -227,9 +227,10 @@ def warm_start(folder: Path, num_steps: int) -> Path:
         "evaluation_interval": None, "chat_template": str(write_template(folder)),
     })  # fmt: skip
     algo = config.build_algo()
-    for _ in range(num_steps):
+    for step in range(1, num_steps + 1):
         loss = algo.train()["learners"]["default_policy"]["loss"]
-    print(json.dumps({"sft_loss": round(float(loss), 3)}), flush=True)
+        if step % 25 == 0 or step == num_steps:
+            print(json.dumps({"sft_step": step, "sft_loss": round(float(loss), 3)}), flush=True)
     algo.save_to_path(str(folder / "checkpoint"))
     algo.stop()
     export_policy(folder / "checkpoint", model)
