@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,8 @@ BUILT_IN = {"system_prompt": "Craft what the goal says.", "agent": {"format": "t
 AGENT = "examples.textcraft_agent:play"
 TIMES = "PROGRAMS_TIMES"  # a variable of the programs: the file that they write their CPU time to
 SFT_COPIES = 80  # of each of the expert's dialogues, every one under names of its own
+# No names of items, though "end" and "tool" are words of some.
+MARKERS = re.compile(r"(<\|im_start\|>\w+|<\|\w+\|>|</?\w+>)")
 Plans = dict[str, tuple[str, list[str]]]  # of each task its first observation and the expert's turns
 # The tiny model's own, and tools in a line each: what is written of them by larger models' templates fills its context.
 TEMPLATE = """
@@ -204,8 +207,11 @@ def renamed_calls(maker: Any) -> Iterator[Any]:
     for _ in range(SFT_COPIES):
         for stream in streams:
             pieces = [ids for turn in stream.turns for ids in (turn.observation_ids, turn.action_ids)]
-            texts = rename_items(tuple({"role": "user", "content": tokenizer.decode(ids)} for ids in pieces), rng)
-            renamed = (np.asarray(tokenizer.encode(text["content"]), np.int64) for text in texts)
+            texts = [MARKERS.split(tokenizer.decode(ids)) for ids in pieces]
+            words = [{"role": "user", "content": part} for parts in texts for part in parts[::2]]
+            names = iter([message["content"] for message in rename_items(tuple(words), rng)])
+            said = ("".join(next(names) if k % 2 == 0 else part for k, part in enumerate(parts)) for parts in texts)
+            renamed = (np.asarray(tokenizer.encode(text), np.int64) for text in said)
             turns = [replace(turn, observation_ids=next(renamed), action_ids=next(renamed)) for turn in stream.turns]
             yield maker.of_turns([replace(turn, logp=np.zeros(len(turn.action_ids), np.float32)) for turn in turns])
 
