@@ -42,8 +42,8 @@ def load_causal_lm(model: str | Path, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
-    """Leave out transformers' table of the weights at fault, of which the error speaks in a line."""
-    logger = logging.getLogger("transformers.modeling_utils")
+    """Leave out what transformers logs: a table of the weights at fault, which the error names, and the like."""
+    logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

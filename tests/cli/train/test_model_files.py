@@ -36,6 +36,11 @@ def test_a_whole_model_has_no_fault(model):
     assert fault(model) is None
 
 
+def test_transformers_says_nothing_of_a_whole_model(model, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert fault(model) is None and caplog.text == ""  # such as "The following layers were not sharded"
+
+
 def test_a_torn_file_of_weights_is_named(model):
     file = model / "model.safetensors"
     whole = file.read_bytes()
