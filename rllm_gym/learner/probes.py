@@ -36,7 +36,8 @@ def row_faults(engines: Sequence[Any], config: Any, device: Any = None) -> tuple
     if packing or not config.share_prefixes:
         return packing, packing or "share_prefixes: false"
     if config.share_prefixes == "auto" and not all(reads_blocks(engine.module.bare_lm, device) for engine in engines):
-        return packing, "share_prefixes: auto shares where attention goes by blocks"
+        why = "share_prefixes: auto shares only where attention goes from block to block of a row, and here it does not"
+        return packing, f"{why}; true shares all the same"
     return packing, next(filter(None, (sharing_fault(engine, *arguments) for engine in engines)), None)
 
 
