@@ -20,6 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TRAINER = $(VENV)/.trainer-$(DEVICE)
 COMPILED = $(VENV)/.compiled
 COMPILER = $(VENV)/compiler
+COMPILER_PIP = $(COMPILER)/bin/python -m pip --disable-pip-version-check
 WHEELS = $(VENV)/wheels
 INSTALLED = $(VENV)/.installed-$(DEVICE)
 # A stamp of the other device: pip would mix two builds of torch and vLLM.
@@ -67,9 +68,9 @@ $(TRAINER): setup.cfg constraints.txt | $(VENV)/bin/pip
 # wants the `python` and the `cmake` that come first in PATH, which pip's isolation hides, so it has a venv of its own.
 $(COMPILED): constraints.txt | $(VENV)/bin/pip
 	$(PYTHON) -m venv $(COMPILER)
-	$(COMPILER)/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt "cmake<4" setuptools wheel
-	-PATH="$(CURDIR)/$(COMPILER)/bin:$$PATH" $(COMPILE) $(COMPILER)/bin/python -m pip --disable-pip-version-check wheel -q \
-		--no-deps --no-build-isolation -c constraints.txt -w $(WHEELS) fast-downward-textworld
+	-$(COMPILER_PIP) install -q -c constraints.txt "cmake<4" setuptools wheel
+	-PATH="$(CURDIR)/$(COMPILER)/bin:$$PATH" $(COMPILE) $(COMPILER_PIP) wheel -q --no-deps --no-build-isolation \
+		-c constraints.txt -w $(WHEELS) fast-downward-textworld
 	-$(COMPILE) $(PIP) wheel -q --no-deps -c constraints.txt -w $(WHEELS) jericho
 	touch $@
 
