@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rllm_gym.errors import ConfigError
+from rllm_gym.library_noise import errors_alone
 
 
 def load_causal_lm(model: str | Path, **options: Any) -> Any:
@@ -22,7 +20,7 @@ def load_causal_lm(model: str | Path, **options: Any) -> Any:
     """
     from transformers import AutoModelForCausalLM  # takes seconds
 
-    with _without_report():
+    with errors_alone("transformers"):  # such as a table of the weights at fault, which the errors below name
         lm, found = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
@@ -38,15 +36,3 @@ def load_causal_lm(model: str | Path, **options: Any) -> Any:
             f"{tuple(expected)} in {model}. Download the model again, or choose another one."
         )
     return lm
-
-
-@contextlib.contextmanager
-def _without_report() -> Iterator[None]:
-    """Leave out what transformers logs: a table of the weights at fault, which the error names, and the like."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 
 LOGGERS = ("ray", "ray.rllib", "ray.tune", "ray._private.worker", "ray._common.deprecation")
 
@@ -16,3 +18,15 @@ def hold_back() -> None:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
+
+
+@contextlib.contextmanager
+def errors_alone(name: str) -> Iterator[None]:
+    """Let a logger pass no warnings for a while."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

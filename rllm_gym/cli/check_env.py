@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
@@ -12,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rllm_gym.cli.common import FAILED, errors_in_one_line, parse_mapping
+from rllm_gym.library_noise import errors_alone
 
 TURNS = 6  # of an episode in a run's threads, where each environment plays two
 ENVS_PER_WORKER = 2
@@ -25,7 +24,7 @@ def check_env(
     env_timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that a call may take, as in a run.")] = 120.0,
 ) -> None:
     """Check that an environment keeps the rules of a text environment: one line a rule; fails if one is broken."""
-    with errors_in_one_line(), _errors_alone("rllm_gym.rollout"):  # what fails is said below
+    with errors_in_one_line(), errors_alone("rllm_gym.rollout"):  # what fails is said below
         keywords = parse_mapping("--env-config", env_config)
         options = {"num_env_workers": num_env_workers, "env_timeout_s": env_timeout_s}
         num_broken = num_rules = 0
@@ -41,18 +40,6 @@ def check_env(
     if num_broken:
         typer.echo(f"check-env: {num_broken} of {num_rules} rules are broken", err=True)
         raise typer.Exit(FAILED)
-
-
-@contextlib.contextmanager
-def _errors_alone(name: str) -> Iterator[None]:
-    """Let a logger pass no warnings for a while."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _findings(env: str, keywords: Mapping[str, Any], **options: Any) -> Iterator[Any]:

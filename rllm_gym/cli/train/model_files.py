@@ -167,7 +167,7 @@ def _weights_fault(folder: Path) -> str | None:
 
 
 def is_whole(file: Path) -> bool:
-    """Return whether a safetensors file is as long as its head says, and whether torch's own has the end of a zip."""
+    """Return whether a file of weights was written to its end, by its head (safetensors) or its zip (torch)."""
     if file.suffix != ".safetensors":
         with open_regular(file) as opened:
             head = opened.read(2)
