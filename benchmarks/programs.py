@@ -9,9 +9,9 @@ Both play TextCraft's tasks of depth 1 and read the same prompts. In words they 
 the program is `play_in_words`, an agent with OpenAI's SDK. With `--calls` they play by calls of the environment's
 functions, the built-in environment with `format: tools` and `examples/textcraft_agent.py`; there the replies to turns
 that are no call differ, and the start is the model after SFT on the expert's calls, each dialogue under names of its
-own. GRPO trains on the training tasks. A run's gain is the success of
-its last five train steps less that of its first five, where a seed's shorter run had sampled a quarter, half and all of
-its tokens. A row is appended to FOLDER/rows.jsonl as a run ends.
+own. GRPO trains on the training tasks. A run's gain is the success of its last five train steps less that of its first
+five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended to
+FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
@@ -212,8 +212,16 @@ def renamed_calls(maker: Any) -> Iterator[Any]:
             names = iter([message["content"] for message in rename_items(tuple(words), rng)])
             said = ("".join(next(names) if k % 2 == 0 else part for k, part in enumerate(parts)) for parts in texts)
             renamed = (np.asarray(tokenizer.encode(text), np.int64) for text in said)
-            turns = [replace(turn, observation_ids=next(renamed), action_ids=next(renamed)) for turn in stream.turns]
-            yield maker.of_turns([replace(turn, logp=np.zeros(len(turn.action_ids), np.float32)) for turn in turns])
+            turns = [
+                replace(
+                    turn,
+                    observation_ids=next(renamed),
+                    action_ids=(ids := next(renamed)),
+                    logp=np.zeros(len(ids), np.float32),
+                )
+                for turn in stream.turns
+            ]
+            yield maker.of_turns(turns)
 
 
 def warm_start(folder: Path, num_steps: int) -> Path:

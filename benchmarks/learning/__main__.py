@@ -94,10 +94,7 @@ def main() -> None:
         os.nice(max(0, NICE - os.nice(0)))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the chunk ends, too
         with only_one(out):
-            if args.command == "run":
-                run(out, args.seeds)
-            else:
-                {"pilot": pilot, "search": search}[args.command](out)
+            {"run": lambda out: run(out, args.seeds), "pilot": pilot, "search": search}[args.command](out)
 
 
 if __name__ == "__main__":
