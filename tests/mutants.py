@@ -55,6 +55,13 @@ GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gatewa
 
 MUTANTS = [
     Mutant(
+        "a file of weights may end in zeros",
+        "rllm_gym/cli/train/model_files.py",
+        "return begin < end and not any(",
+        "return begin > end and not any(",
+        "tests/cli/train/test_model_files.py",
+    ),
+    Mutant(
         "a served session may lie idle for ever",
         "rllm_gym/server/sessions.py",
         "if session.last_used_s < idle_since_s and",

@@ -17,6 +17,7 @@ from rllm_gym.tokenizer_files import read_tokenizer
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # How safetensors names the numbers of quantized weights; of other tensors integers may be indices or masks.
 _SHORT = ("F4", "F6", "F8", "I4", "I8", "I32", "U4", "U8", "U32")
+_PIECE = 2**16  # bytes that are read at once
 
 
 def model_fault(folder: Path, *, trust_remote_code: bool) -> str | None:
@@ -162,8 +163,12 @@ def _weights_fault(folder: Path) -> str | None:
             f"base_model: {folder} holds a LoRA adapter beside the model (adapter_config.json), which transformers "
             "would add to it. Move the adapter's files to a folder of their own, or merge them into the model."
         )
-    torn = [folder / file for file in files if not is_whole(folder / file)]
-    return f"base_model: {torn[0]} is torn: it ends before its weights do. {again}" if torn else None
+    for file in (folder / name for name in files):
+        if not is_whole(file):
+            return f"base_model: {file} is torn: it ends before its weights do. {again}"
+        if _ends_in_zeros(file):
+            return f"base_model: {file} ends in zeros, as a download does that was cut. {again}"
+    return None
 
 
 def is_whole(file: Path) -> bool:
@@ -178,6 +183,18 @@ def is_whole(file: Path) -> bool:
         return start + max(ends, default=0) == os.path.getsize(file)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _ends_in_zeros(file: Path) -> bool:
+    """Return whether the last matrix of a whole safetensors file is zero: its room was taken, and nothing written."""
+    if file.suffix != ".safetensors":
+        return False
+    tensors, start = _read_head(file)
+    begin, end = max((of["data_offsets"] for of in tensors.values() if len(of["shape"]) > 1), default=(0, 0))
+    with open_regular(file) as opened:
+        opened.seek(start + begin)
+        pieces = (opened.read(min(_PIECE, end - at)) for at in range(begin, end, _PIECE))
+        return begin < end and not any(piece.strip(b"\0") for piece in pieces)  # mostly the first piece says it
 
 
 def _read_head(file: Path) -> tuple[dict[str, Any], int]:

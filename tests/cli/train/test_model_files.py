@@ -50,6 +50,19 @@ def test_a_torn_file_of_weights_is_named(model):
         assert "model.safetensors is torn" in fault(model)
 
 
+def test_a_file_whose_room_was_taken_and_never_filled_is_named(model):
+    file = model / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2].ljust(len(whole), b"\0"))
+    assert is_whole(file) and "model.safetensors ends in zeros" in fault(model)
+    file.write_bytes(whole)
+    weights = load_file(file)
+    for weight in weights.values():
+        weight[1:] = 0  # as the rows are that fill an embedding up, and new biases
+    save_file(weights, file, {"format": "pt"})
+    assert fault(model) is None
+
+
 def test_a_torn_file_of_torchs_own_is_named(model):
     weights, file = model / "model.safetensors", model / "pytorch_model.bin"
     torch.save(load_file(weights), file)
