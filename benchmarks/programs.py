@@ -202,7 +202,8 @@ def renamed_calls(maker: Any) -> Iterator[Any]:
     """Yield the expert's calls, each time under other names of the items: what is learnt is to read them."""
     template, tokenizer = maker.chat.chat_template, maker.chat.tokenizer
     plans = expert_plans(template, "all")
-    streams = [stream for e in play_expert("built-in", plans, template) for stream in e.streams.values()]
+    episodes = play_expert("built-in", plans, template)  # in the order in which they ended
+    streams = [stream for e in sorted(episodes, key=lambda e: e.item_id) for stream in e.streams.values()]
     rng = np.random.default_rng(0)
     for _ in range(SFT_COPIES):
         for stream in streams:
@@ -225,7 +226,10 @@ def renamed_calls(maker: Any) -> Iterator[Any]:
 
 
 def warm_start(folder: Path, num_steps: int) -> Path:
-    """Return the tiny model after SFT on the expert's calls under other names of the items, made once."""
+    """Return the tiny model after SFT on the expert's calls under other names of the items.
+
+    It is made once, or goes on from FOLDER/checkpoint where FOLDER/sft was removed.
+    """
     model = folder / "sft"
     if (model / "config.json").is_file():
         return model
@@ -238,16 +242,18 @@ def warm_start(folder: Path, num_steps: int) -> Path:
     config = SFTConfig().update_from_dict({
         "base_model": "tiny", "data": "benchmarks.programs:renamed_calls", "samples_per_step": 32, "lr": 5e-4,
         "max_model_len": 1024, "tokens_per_micro_batch": 4096, "observation_weight": 0.1, "seed": 0,
-        "evaluation_interval": None, "chat_template": str(write_template(folder)),
+        "evaluation_interval": None, "num_cpus_for_main_process": 2, "chat_template": str(write_template(folder)),
     })  # fmt: skip
-    algo = config.build_algo()
-    for step in range(1, num_steps + 1):
+    algo, checkpoint = config.build_algo(), folder / "checkpoint"
+    if checkpoint.is_dir():
+        algo.restore_from_path(str(checkpoint.absolute()))
+    for step in range(algo.training_iteration + 1, num_steps + 1):
         loss = algo.train()["learners"]["default_policy"]["loss"]
         if step % 25 == 0 or step == num_steps:
             print(json.dumps({"sft_step": step, "sft_loss": round(float(loss), 3)}), flush=True)
-    algo.save_to_path(str(folder / "checkpoint"))
+    algo.save_to_path(str(checkpoint.absolute()))
     algo.stop()
-    export_policy(folder / "checkpoint", model)
+    export_policy(checkpoint, model)
     return model
 
 
@@ -296,7 +302,7 @@ def main() -> None:
         if name == "learn":
             command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
             command.add_argument("--steps", type=int, default=32)
-            command.add_argument("--sft-steps", type=int, default=120)
+            command.add_argument("--sft-steps", type=int, default=400)
     given = parser.parse_args()
     if given.command == "cost":
         cost(given.tasks)
