@@ -179,14 +179,15 @@ def is_whole(file: Path) -> bool:
         return zipfile.is_zipfile(file) if head == b"PK" else head[:1] == b"\x80"  # a pickle, before torch 1.6
     try:
         tensors, start = _read_head(file)
-        ends = [of["data_offsets"][1] for of in tensors.values()]
-        return start + max(ends, default=0) == os.path.getsize(file)
+        spans = [(begin, end) for begin, end in (of["data_offsets"] for of in tensors.values())]
+        last = max((end for _, end in spans), default=0)
+        return all(0 <= begin <= end for begin, end in spans) and start + last == os.path.getsize(file)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def _ends_in_zeros(file: Path) -> bool:
-    """Return whether the last matrix of a whole safetensors file is zero: its room was taken, and nothing written."""
+    """Return whether the last matrix of a whole safetensors file holds nothing but zeros."""
     if file.suffix != ".safetensors":
         return False
     tensors, start = _read_head(file)

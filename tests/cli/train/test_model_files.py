@@ -50,6 +50,13 @@ def test_a_torn_file_of_weights_is_named(model):
         assert "model.safetensors is torn" in fault(model)
 
 
+@pytest.mark.parametrize("span", [[-(10**9), 4], [4, 0, 4], [4], ["0", 4]])
+def test_a_file_whose_head_names_no_span_is_torn(model, span):
+    head = json.dumps({"w": {"dtype": "F32", "shape": [1, 1], "data_offsets": span}}).encode()
+    (model / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
+    assert "model.safetensors is torn" in fault(model)
+
+
 def test_a_file_whose_room_was_taken_and_never_filled_is_named(model):
     file = model / "model.safetensors"
     whole = file.read_bytes()
