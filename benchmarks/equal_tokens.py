@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from benchmarks.report import interval
 
 WINDOW = 5  # train steps that a rate is the mean of
 SHARES = (0.25, 0.5, 1.0)  # of the tokens, where arms are compared
+NUM_PLAYED = 2  # episodes of each task before and after training
 
 
-def train(config: Any, num_steps: int) -> dict[str, Any]:
-    """Train by a configuration; return the curve of a row."""
+def train(config: Any, num_steps: int, tasks: Sequence[str] = ()) -> dict[str, Any]:
+    """Train by a configuration; return a row's curve, and the success on tasks before and after."""
     from rllm_gym.cli.ray_session import prepare_driver
 
     prepare_driver(None)
@@ -27,13 +28,28 @@ def train(config: Any, num_steps: int) -> dict[str, Any]:
     config.evaluation_interval, config.save_trajectories = None, False
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=400 * 2**20)
     algo, begun_s, curve, num_tokens = config.build_algo(), time.perf_counter(), [], 0
+    panel = {"before": success_on(algo, tasks)} if tasks else {}
     for _ in range(num_steps):
         found = algo.train()["env_runners"]
         num_tokens += int(found["num_sampled_tokens"])
         curve.append([num_tokens, round(float(found["success_rate"]), 4), int(found["num_failed_episodes"])])
+    panel |= {"after": success_on(algo, tasks)} if tasks else {}
     algo.stop()
     ray.shutdown()
-    return {"steps": num_steps, "curve": curve, "s": round(time.perf_counter() - begun_s)}
+    return {"steps": num_steps, "curve": curve, **panel, "s": round(time.perf_counter() - begun_s)}
+
+
+def success_on(algo: Any, tasks: Sequence[str]) -> float:
+    """Play each task `NUM_PLAYED` times, sampled as in training; return the share that succeeded."""
+    from rllm_gym.training.task_sampler import EVALUATION_STEP
+    from rllm_gym.types import TaskGroup
+
+    key = algo.config.seed, EVALUATION_STEP
+    groups = [TaskGroup((*key, k), item_id, NUM_PLAYED) for k, item_id in enumerate(tasks)]
+    episodes, failed = algo.sample(groups)
+    if failed:
+        raise SystemExit(f"{len(failed)} episodes of the panel failed: {failed[0].error}")
+    return round(statistics.mean(bool(episode.info["is_success"]) for episode in episodes), 4)
 
 
 def append_row(folder: Path, row: dict[str, Any]) -> None:
@@ -63,7 +79,8 @@ def report(folder: Path, arms: Sequence[str]) -> None:
 
     Success is the mean of the last `WINDOW` train steps up to there, gain is what it has more than the first ones.
     """
-    rows = {(row["arm"], row["seed"]): row["curve"] for row in read_rows(folder)}
+    found = {(row["arm"], row["seed"]): row for row in read_rows(folder)}
+    rows = {key: row["curve"] for key, row in found.items()}
     seeds = sorted({seed for _, seed in rows if all((arm, seed) in rows for arm in arms)})
     for share in SHARES if seeds else ():
         last: dict[str, list[float]] = {arm: [] for arm in arms}
@@ -77,8 +94,20 @@ def report(folder: Path, arms: Sequence[str]) -> None:
             print(f"{share:.0%} of {most / share:,.0f} tokens, seed {seed}: " + ", ".join(
                 f"{arm} {last[arm][-1]:.3f} (+{gains[arm][-1]:.3f})" for arm in arms
             ))  # fmt: skip
-        for name, values in (("success", last), ("gain", gains)):
-            first, second = (values[arm] for arm in arms)
-            told = ", ".join(f"{arm} {interval(values[arm])}" for arm in arms)
-            difference = interval([b - a for a, b in zip(first, second, strict=True)])
-            print(f"  {name}: {told}; {arms[1]} less {arms[0]}: {difference}")
+        compare("success", last)
+        compare("gain", gains)
+    if seeds and all("after" in found[arm, seed] for arm in arms for seed in seeds):
+        print("every task, before and after:")
+        ends = {arm: [(found[arm, seed]["before"], found[arm, seed]["after"]) for seed in seeds] for arm in arms}
+        for k, seed in enumerate(seeds):
+            told = (f"{arm} {ends[arm][k][0]:.3f} -> {ends[arm][k][1]:.3f}" for arm in arms)
+            print(f"  seed {seed}: {', '.join(told)}")
+        compare("after", {arm: [after for _, after in ends[arm]] for arm in arms})
+        compare("gain", {arm: [after - before for before, after in ends[arm]] for arm in arms})
+
+
+def compare(name: str, values: Mapping[str, Sequence[float]]) -> None:
+    """Print both arms' mean over seeds, and what the second has more than the first."""
+    (one, first), (other, second) = values.items()
+    difference = interval([b - a for a, b in zip(first, second, strict=True)])
+    print(f"  {name}: {one} {interval(first)}, {other} {interval(second)}; {other} less {one}: {difference}")

@@ -8,10 +8,12 @@
 Both play TextCraft's tasks of depth 1 and read the same prompts. In words they begin with the shipped tiny model, and
 the program is `play_in_words`, an agent with OpenAI's SDK. With `--calls` they play by calls of the environment's
 functions, the built-in environment with `format: tools` and `examples/textcraft_agent.py`; there the replies to turns
-that are no call differ, and the start is the model after SFT on the expert's calls, each dialogue under names of its
-own. GRPO trains on the training tasks. A run's gain is the success of its last five train steps less that of its first
-five, where a seed's shorter run had sampled a quarter, half and all of its tokens. A row is appended to
-FOLDER/rows.jsonl as a run ends.
+that are no call differ. The start is the model after SFT on the expert's calls, and then on those of an expert that
+makes mistakes, each dialogue under names of its own. GRPO trains on the training tasks.
+
+A run's gain is the success of its last five train steps less that of its first five, where a seed's shorter run had
+sampled a quarter, half and all of its tokens. By calls every training task is played before and after, too. A row is
+appended to FOLDER/rows.jsonl as a run ends.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -37,14 +40,18 @@ from openai import BadRequestError, OpenAI
 from benchmarks.equal_tokens import append_row, report, run_missing, train
 from examples.textcraft_agent import play
 from rllm_gym.types import Completion
+from tools.tiny_model.mistakes import textcraft_mistakes
 from tools.tiny_model.renaming import rename_items
 
 ARMS = ("built-in", "program")
 HORIZON = 4
+NUM_SEEDS = 8  # of each task, where a program plays it
 BUILT_IN = {"system_prompt": "Craft what the goal says.", "agent": {"format": "tools"}}
 AGENT = "examples.textcraft_agent:play"
 TIMES = "PROGRAMS_TIMES"  # a variable of the programs: the file that they write their CPU time to
-SFT_COPIES = 80  # of each of the expert's dialogues, every one under names of its own
+SFT_COPIES = 80  # of each task's dialogue, every one under names of its own
+MISTAKE_RATE, REPEAT_RATE = 0.5, 0.6  # as in the data of the shipped model: before a turn, and after a mistake
+NUM_ERRING = 8  # dialogues of each task that differ in their mistakes
 # No names of items, though "end" and "tool" are words of some.
 MARKERS = re.compile(r"(<\|im_start\|>\w+|<\|\w+\|>|</?\w+>)")
 Plans = dict[str, tuple[str, list[str]]]  # of each task its first observation and the expert's turns
@@ -63,8 +70,12 @@ TEMPLATE = """
 """
 
 
-def expert_plans(template: str | Path, split: str, depth: int = 1) -> Plans:
-    """Return of each task of a depth its first observation and the expert's turns."""
+def expert_plans(template: str | Path, split: str, depth: int = 1, errs: np.random.Generator | None = None) -> Plans:
+    """Return of each task of a depth its first observation and the expert's turns.
+
+    Args:
+        errs: draws the mistakes that the expert makes before its turns; None, and it makes none.
+    """
     from rllm_gym.rollout.environments import EnvironmentSpec, make_token_env
     from rllm_gym.tokens import ChatTokenizer
 
@@ -74,8 +85,13 @@ def expert_plans(template: str | Path, split: str, depth: int = 1) -> Plans:
     for item_id in env.unwrapped.item_ids:
         _, info = env.reset(seed=0, options={"item_id": item_id})
         observation, turns, is_over = info["messages"][-1]["content"], [], False
+        rate = MISTAKE_RATE if errs else 0.0
         while not is_over:
-            turns.append(env.get_wrapper_attr("expert_action")())
+            wrong = textcraft_mistakes(env.unwrapped, observation, "") if errs and errs.random() < rate else []
+            said = str(errs.choice(wrong)) if errs and wrong else env.unwrapped.expert_action()
+            rate = (REPEAT_RATE if wrong else MISTAKE_RATE) if errs else 0.0
+            with mock.patch.object(env.unwrapped, "expert_action", lambda said=said: said):
+                turns.append(env.get_wrapper_attr("expert_action")())
             is_over = env.step(env.get_wrapper_attr("encode_action")(turns[-1]))[2]
         plans[item_id] = observation, turns
     return plans
@@ -198,26 +214,38 @@ def write_template(folder: Path) -> Path:
     return file
 
 
-def renamed_calls(maker: Any) -> Iterator[Any]:
+def expert_calls(maker: Any) -> Iterator[Any]:
     """Yield the expert's calls, each time under other names of the items: what is learnt is to read them."""
-    template, tokenizer = maker.chat.chat_template, maker.chat.tokenizer
-    plans = expert_plans(template, "all")
-    episodes = play_expert("built-in", plans, template)  # in the order in which they ended
-    streams = [stream for e in sorted(episodes, key=lambda e: e.item_id) for stream in e.streams.values()]
     rng = np.random.default_rng(0)
-    for _ in range(SFT_COPIES):
+    yield from renamed(maker, expert_plans(maker.chat.chat_template, "all"), SFT_COPIES, rng)
+
+
+def erring_calls(maker: Any) -> Iterator[Any]:
+    """Yield the same of an expert that makes mistakes and goes on from them: what is learnt is to go on."""
+    rng = np.random.default_rng(1)
+    for _ in range(NUM_ERRING):
+        plans = expert_plans(maker.chat.chat_template, "all", errs=rng)
+        yield from renamed(maker, plans, SFT_COPIES // NUM_ERRING, rng)
+
+
+def renamed(maker: Any, plans: Plans, copies: int, rng: np.random.Generator) -> Iterator[Any]:
+    """Yield the dialogues of plans, `copies` times, each time under other names."""
+    tokenizer = maker.chat.tokenizer
+    episodes = play_expert("built-in", plans, maker.chat.chat_template)  # in the order in which they ended
+    streams = [stream for e in sorted(episodes, key=lambda e: e.item_id) for stream in e.streams.values()]
+    for _ in range(copies):
         for stream in streams:
             pieces = [ids for turn in stream.turns for ids in (turn.observation_ids, turn.action_ids)]
             texts = [MARKERS.split(tokenizer.decode(ids)) for ids in pieces]
             words = [{"role": "user", "content": part} for parts in texts for part in parts[::2]]
             names = iter([message["content"] for message in rename_items(tuple(words), rng)])
             said = ("".join(next(names) if k % 2 == 0 else part for k, part in enumerate(parts)) for parts in texts)
-            renamed = (np.asarray(tokenizer.encode(text), np.int64) for text in said)
+            new_pieces = (np.asarray(tokenizer.encode(text), np.int64) for text in said)
             turns = [
                 replace(
                     turn,
-                    observation_ids=next(renamed),
-                    action_ids=(ids := next(renamed)),
+                    observation_ids=next(new_pieces),
+                    action_ids=(ids := next(new_pieces)),
                     logp=np.zeros(len(ids), np.float32),
                 )
                 for turn in stream.turns
@@ -226,31 +254,34 @@ def renamed_calls(maker: Any) -> Iterator[Any]:
 
 
 def warm_start(folder: Path, num_steps: int) -> Path:
-    """Return the tiny model after SFT on the expert's calls under other names of the items.
+    """Return the tiny model after SFT on the expert's calls, and then on those of one that errs; it is made once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    template = str(write_template(folder))
+    read = sft("tiny", "expert_calls", folder / "reads", num_steps, template)
+    return sft(str(read), "erring_calls", folder / "sft", num_steps // 2, template)
 
-    It is made once, or goes on from FOLDER/checkpoint where FOLDER/sft was removed.
-    """
-    model = folder / "sft"
+
+def sft(base_model: str, data: str, model: Path, num_steps: int, template: str) -> Path:
+    """Train on this file's data where MODEL is not there; goes on from the checkpoint beside it, if there is one."""
     if (model / "config.json").is_file():
         return model
-    folder.mkdir(parents=True, exist_ok=True)
     from rllm_gym.algorithms.sft import SFTConfig
     from rllm_gym.cli.ray_session import prepare_driver
     from rllm_gym.evaluation.export import export_policy
 
     prepare_driver(None)
     config = SFTConfig().update_from_dict({
-        "base_model": "tiny", "data": "benchmarks.programs:renamed_calls", "samples_per_step": 32, "lr": 5e-4,
+        "base_model": base_model, "data": f"benchmarks.programs:{data}", "samples_per_step": 32, "lr": 5e-4,
         "max_model_len": 1024, "tokens_per_micro_batch": 4096, "observation_weight": 0.1, "seed": 0,
-        "evaluation_interval": None, "num_cpus_for_main_process": 2, "chat_template": str(write_template(folder)),
+        "evaluation_interval": None, "num_cpus_for_main_process": 2, "chat_template": template,
     })  # fmt: skip
-    algo, checkpoint = config.build_algo(), folder / "checkpoint"
+    algo, checkpoint = config.build_algo(), model.with_name(f"{model.name}-checkpoint")
     if checkpoint.is_dir():
         algo.restore_from_path(str(checkpoint.absolute()))
     for step in range(algo.training_iteration + 1, num_steps + 1):
         loss = algo.train()["learners"]["default_policy"]["loss"]
         if step % 25 == 0 or step == num_steps:
-            print(json.dumps({"sft_step": step, "sft_loss": round(float(loss), 3)}), flush=True)
+            print(json.dumps({"data": data, "step": step, "loss": round(float(loss), 3)}), flush=True)
     algo.save_to_path(str(checkpoint.absolute()))
     algo.stop()
     export_policy(checkpoint, model)
@@ -262,13 +293,19 @@ def task_ids(split: str, depth: int = 1) -> list[str]:
     return list(env.unwrapped.item_ids)
 
 
+def panel_of(arm: str) -> list[str]:
+    """Return the training tasks, each once, by their names in an arm's environment."""
+    item_ids = task_ids("train")
+    return [f"program_{NUM_SEEDS * k}" for k in range(len(item_ids))] if arm == "program" else item_ids
+
+
 def config_of(arm: str, seed: int, folder: Path, *, by_calls: bool) -> Any:
     from rllm_gym.algorithms import GRPOConfig
 
     config = GRPOConfig()
     item_ids = task_ids("train")
     if arm == "program":
-        tasks = [{"item_id": item_id, "seed": k} for item_id in item_ids for k in range(8)]
+        tasks = [{"item_id": item_id, "seed": k} for item_id in item_ids for k in range(NUM_SEEDS)]
         command = AGENT if by_calls else "benchmarks.programs:play_in_words"
         config.environment("rllm_gym/Program-v0", env_config={"command": command, "tasks": tasks})
     else:
@@ -309,7 +346,8 @@ def main() -> None:
     elif given.command == "warm":
         warm_start(given.folder, given.num_steps)
     elif given.command == "one":
-        row = train(config_of(given.arm, given.seed, given.folder, by_calls=given.calls), given.num_steps)
+        config = config_of(given.arm, given.seed, given.folder, by_calls=given.calls)
+        row = train(config, given.num_steps, panel_of(given.arm) if given.calls else ())
         append_row(given.folder, {"arm": given.arm, "seed": given.seed, **row})
     else:
         if given.command == "learn":
