@@ -92,7 +92,7 @@ def report(folder: Path, arms: Sequence[str]) -> None:
                 last[arm].append(statistics.mean(rates[-WINDOW:]))
                 gains[arm].append(last[arm][-1] - statistics.mean(rates[:WINDOW]))
             print(f"{share:.0%} of {most / share:,.0f} tokens, seed {seed}: " + ", ".join(
-                f"{arm} {last[arm][-1]:.3f} (+{gains[arm][-1]:.3f})" for arm in arms
+                f"{arm} {last[arm][-1]:.3f} ({gains[arm][-1]:+.3f})" for arm in arms
             ))  # fmt: skip
         compare("success", last)
         compare("gain", gains)
