@@ -85,11 +85,11 @@ def expert_plans(template: str | Path, split: str, depth: int = 1, errs: np.rand
     for item_id in env.unwrapped.item_ids:
         _, info = env.reset(seed=0, options={"item_id": item_id})
         observation, turns, is_over = info["messages"][-1]["content"], [], False
-        rate = MISTAKE_RATE if errs else 0.0
+        rate = MISTAKE_RATE
         while not is_over:
             wrong = textcraft_mistakes(env.unwrapped, observation, "") if errs and errs.random() < rate else []
             said = str(errs.choice(wrong)) if errs and wrong else env.unwrapped.expert_action()
-            rate = (REPEAT_RATE if wrong else MISTAKE_RATE) if errs else 0.0
+            rate = REPEAT_RATE if wrong else MISTAKE_RATE
             with mock.patch.object(env.unwrapped, "expert_action", lambda said=said: said):
                 turns.append(env.get_wrapper_attr("expert_action")())
             is_over = env.step(env.get_wrapper_attr("encode_action")(turns[-1]))[2]

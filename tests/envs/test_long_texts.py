@@ -33,15 +33,25 @@ TEXTS = [
 
 
 def slow(read):
-    """Return which texts take a reader too long, three times in a row, since a busy machine makes one slow."""
-    return [text[:20] for text in TEXTS if all(is_slow(read, text) for _ in range(3))]
+    """Return the texts that take a reader too long, each with the shortest of its times.
+
+    One that takes too long is read twice more, since a busy machine stretches a time.
+    """
+    found = []
+    for text in TEXTS:
+        seconds = cpu_s(read, text)
+        if seconds > MOST_CPU_S:
+            seconds = min(seconds, cpu_s(read, text), cpu_s(read, text))
+        if seconds > MOST_CPU_S:
+            found.append((text[:20], round(seconds, 2)))
+    return found
 
 
-def is_slow(read, text):
+def cpu_s(read, text):
     begin_s = time.thread_time()
     with contextlib.suppress(Exception):  # most are no action
         read(text)
-    return time.thread_time() - begin_s > MOST_CPU_S
+    return time.thread_time() - begin_s
 
 
 ENVS = [
