@@ -3,6 +3,7 @@
     make install .interop/trl/.installed                         # TRL gets a virtual environment of its own
     .venv/bin/python benchmarks/against_trl.py textcraft         # three seeds each
     .venv/bin/python benchmarks/against_trl.py single-turn
+    .venv/bin/python benchmarks/against_trl.py smollm2 --model models/smollm2-135m-sft
     .venv/bin/python benchmarks/against_trl.py learner           # SmolLM2's shape, 512 to 4,096 tokens
 
 `textcraft`: the quickstart's tasks, groups, learning rate and clipping, at one horizon; TRL plays them through its
@@ -10,6 +11,9 @@
 imports included, until the mean success of five train steps has reached --target. Ours leaves out groups that end
 alike, as its default is; TRL trains on them, too.
 `single-turn` is the first turn of the same episodes, for a fixed number of train steps, with every group trained on.
+`smollm2`: four train steps of SmolLM2-135M on TextCraft's tasks of depth 1 and 2 with the environment's own system
+prompt: 4 groups of 8 episodes, all trained on, with products in bfloat16 on both sides. What is compared is the wall
+time of a train step, without the first.
 `learner`: a group of sequences of random tokens, 4,096 to an update: its prompt, and as many sampled tokens again; the
 first update is not timed. TRL's micro-batches are of 1,024 tokens, or of one sequence, which is its faster way; ours of
 4,096 tokens, in which the group's prompt is read once, with `gradient_checkpointing: selective`.
@@ -42,6 +46,17 @@ from separate_runs import ray_here
 HERE = Path(__file__).parent
 TRL = HERE.parent / ".interop" / "trl" / "bin" / "python"
 TARGET_OVER = 5  # train steps
+GROUP, LR = 8, 1e-4  # as trl_side.py has them
+NEVER = 2.0  # a success that is not reached: for a fixed number of train steps
+# Of each part: environment, horizon, episodes and their longest context, our cache, train steps (None: --steps).
+PARTS: dict[str, dict[str, Any]] = {
+    "textcraft": {"env_config": {"depth": 1, "system_prompt": ""}, "horizon": 6, "batch": 64, "max_model_len": 1024}
+    | {"cache_mib": 128},
+    "single-turn": {"env_config": {"depth": 1, "system_prompt": ""}, "horizon": 1, "batch": 64, "max_model_len": 1024}
+    | {"cache_mib": 128, "steps": 12, "target": NEVER},
+    "smollm2": {"env_config": {"depth": [1, 2]}, "horizon": 6, "batch": 32, "max_model_len": 2048}
+    | {"cache_mib": 1024, "steps": 4, "target": NEVER, "bf16": True},
+}
 TOKENS_PER_UPDATE = 4096
 TOKENS_PER_MICRO_BATCH = 1024  # of TRL's learner, at least one sequence
 
@@ -49,17 +64,21 @@ TOKENS_PER_MICRO_BATCH = 1024  # of TRL's learner, at least one sequence
 # --- our half, in a process of its own ---
 
 
-def train(model: str, seed: int, steps: int, horizon: int, target: float) -> None:
+def train(asked: argparse.Namespace) -> None:
     """Print a row per train step until the success is reached."""
     from rllm_gym.algorithms.grpo import GRPOConfig
 
-    config = GRPOConfig().environment("rllm_gym/TextCraft-v0", env_config={"depth": 1, "system_prompt": ""})
+    config = GRPOConfig().environment("rllm_gym/TextCraft-v0", env_config=asked.env_config)
+    steps, target = asked.steps, asked.target
     config.update_from_dict(
-        {"base_model": model, "seed": seed, "engine_options": {"kv_cache_memory_bytes": 128 * 2**20}}
-        | {"groups_per_step": 8, "group_size": 8, "num_envs_per_env_runner": 64, "num_env_workers": 0}
-        | {"max_model_len": 1024, "max_new_tokens": 48, "max_episode_steps": horizon, "max_empty_steps": steps}
-        | {"tokens_per_micro_batch": 4096, "lr": 1e-4, "clip_low": 0.2, "clip_high": 0.28, "save_trajectories": False}
-        | ({"filter_groups": "off"} if horizon == 1 else {})
+        {"base_model": asked.model, "seed": asked.seed}
+        | {"engine_options": {"kv_cache_memory_bytes": asked.cache_mib * 2**20}}
+        | {"groups_per_step": asked.batch // GROUP, "group_size": GROUP}
+        | {"num_envs_per_env_runner": asked.batch, "num_env_workers": 0, "max_empty_steps": steps}
+        | {"max_model_len": asked.max_model_len, "max_new_tokens": 48, "max_episode_steps": asked.horizon}
+        | {"tokens_per_micro_batch": 4096, "lr": LR, "clip_low": 0.2, "clip_high": 0.28, "save_trajectories": False}
+        | ({"filter_groups": "off"} if target > 1.0 else {})
+        | ({"deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}} if asked.bf16 else {})
     )
     with ray_here():
         algo = config.build_algo()
@@ -147,6 +166,9 @@ def row_of(half: str, runs: list[dict[str, Any]]) -> dict[str, float]:
     sampled = sum(row["num_sampled_tokens"] for row in steps)
     found = {
         "wall s": [run["rows"][-1]["at_s"] for run in runs],
+        "of a train step": [
+            statistics.mean(row["sampling_s"] + row["update_s"] for row in run["rows"][1:]) for run in runs
+        ],
         "train steps": [len(run["rows"]) for run in runs],
         "processor s": [run["cpu_s"] for run in runs],
         "MiB": [run["peak_mb"] for run in runs],
@@ -157,17 +179,20 @@ def row_of(half: str, runs: list[dict[str, Any]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def compare_training(asked: argparse.Namespace, model: str, folder: str) -> None:
-    horizon, target, steps = (1, 2.0, 12) if asked.part == "single-turn" else (6, asked.target, asked.steps)
+def compare_training(asked: argparse.Namespace, folder: str) -> None:
+    part = {"steps": asked.steps, "target": asked.target, "bf16": False} | PARTS[asked.part]
     runs: dict[str, list[dict[str, Any]]] = {"rllm_gym": [], "TRL": []}
     for seed in asked.seeds:
-        common = ("--seed", seed, "--steps", steps, "--horizon", horizon, "--target", target)
-        runs["rllm_gym"].append(run(sys.executable, __file__, "--half", "train", "--model", model, *common))
-        runs["TRL"].append(
-            run(TRL, HERE / "trl_side.py", model, folder, "--micro-batch", asked.micro_batch, *common, *asked.extra)
-        )
-    print("| | wall s | train steps | processor s | MiB | sampled tokens/s of sampling | of updates |")
-    print("|---|---|---|---|---|---|---|")
+        common = ["--seed", seed, "--steps", part["steps"], "--horizon", part["horizon"], "--target", part["target"]]
+        common += ["--env-config", json.dumps(part["env_config"]), "--batch", part["batch"], *["--bf16"] * part["bf16"]]
+        ours = ("--model", asked.model, "--max-model-len", part["max_model_len"], "--cache-mib", part["cache_mib"])
+        runs["rllm_gym"].append(run(sys.executable, __file__, "--half", "train", *ours, *common))
+        theirs = (asked.model, folder, "--micro-batch", asked.micro_batch, *asked.extra)
+        runs["TRL"].append(run(TRL, HERE / "trl_side.py", *theirs, *common))
+    print(
+        "| | wall s | of a train step | train steps | processor s | MiB | sampled tokens/s of sampling | of updates |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     ours, theirs = (row_of(half, of) for half, of in runs.items())
     print(f"| ratio of medians | {' | '.join(f'{ours[name] / theirs[name]:.2f}' for name in ours)} | | |")
 
@@ -202,7 +227,7 @@ def compare_learners(asked: argparse.Namespace, folder: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("textcraft", "single-turn", "learner"), default="textcraft")
+    parser.add_argument("part", nargs="?", choices=(*PARTS, "learner"), default="textcraft")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--target", type=float, default=0.65, help="success rate of training episodes")
     parser.add_argument("--steps", type=int, default=85, help="train steps at most")
@@ -213,24 +238,28 @@ def main() -> None:
     )
     parser.add_argument("--bf16", action="store_true", help="a learner's products in bfloat16, on both sides")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096], help="tokens, for a learner")
-    for hidden in ("--half", "--model"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    for hidden in ("--seed", "--horizon", "--num-tokens"):
+    parser.add_argument("--model", help="a model's folder, for smollm2")
+    parser.add_argument("--half", help=argparse.SUPPRESS)
+    parser.add_argument("--env-config", type=json.loads, help=argparse.SUPPRESS)
+    for hidden in ("--seed", "--horizon", "--num-tokens", "--batch", "--max-model-len", "--cache-mib"):
         parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.half == "train":
-        return train(asked.model, asked.seed, asked.steps, asked.horizon, asked.target)
+        return train(asked)
     if asked.half == "update":
         return update(asked.model, asked.num_tokens, asked.steps, asked.bf16)
     if not TRL.exists():
         parser.error("TRL is not installed. Run `make .interop/trl/.installed`.")
     from rllm_gym.models import TINY_MODEL_DIR
 
+    if asked.part == "smollm2" and not asked.model:
+        parser.error("--model must be a folder of SmolLM2. `make smollm2` makes one.")
+    asked.model = asked.model or str(TINY_MODEL_DIR)
     with tempfile.TemporaryDirectory() as folder:
         if asked.part == "learner":
             compare_learners(asked, folder)
         else:
-            compare_training(asked, str(TINY_MODEL_DIR), folder)
+            compare_training(asked, folder)
 
 
 if __name__ == "__main__":

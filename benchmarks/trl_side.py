@@ -47,8 +47,8 @@ class Rows(TrainerCallback):
 class Rollout:
     """Plays TextCraft with TRL's own generation: every episode of the batch one turn further, until all are over."""
 
-    def __init__(self, model: str, num_envs: int, horizon: int) -> None:
-        make = {"depth": 1, "system_prompt": "", "tokenizer": model, "max_episode_steps": horizon}
+    def __init__(self, model: str, num_envs: int, horizon: int, env_config: dict[str, Any]) -> None:
+        make = {**env_config, "tokenizer": model, "max_episode_steps": horizon}
         self.envs = [gymnasium.make("rllm_gym:rllm_gym/TextCraft-v0", **make) for _ in range(num_envs)]
         self.last: dict[str, Any] = {}
 
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=85)
     parser.add_argument("--horizon", type=int, default=6)
     parser.add_argument("--target", type=float, default=2.0)
+    parser.add_argument("--env-config", type=json.loads, default={})
     parser.add_argument("--batch", type=int, default=64, help="episodes of a train step")
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--micro-batch", type=int, default=64, help="sequences")
@@ -132,7 +133,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     rollout: Any
     if asked.num_tokens is None:
-        rollout = Rollout(asked.model, asked.batch, asked.horizon)
+        rollout = Rollout(asked.model, asked.batch, asked.horizon, asked.env_config)
     else:
         rollout = Recorded(asked.num_tokens, model.config.vocab_size)
     args = GRPOConfig(

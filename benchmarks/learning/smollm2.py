@@ -1,0 +1,194 @@
+"""SmolLM2-135M-Instruct on TextCraft, on two cores: SFT on the expert's episodes, then GRPO; see `plan_smollm2.md`.
+
+python -m benchmarks.learning.smollm2 sft FOLDER          # what GRPO begins with, once
+python -m benchmarks.learning.smollm2 grpo FOLDER SEED    # trains from there; plays the panels with the end
+python -m benchmarks.learning.smollm2 untrained FOLDER    # plays the panels with the model as it came
+python -m benchmarks.learning.smollm2 report              # the table of the kept rows
+python -m benchmarks.learning.smollm2 panels              # writes its files in panels/ anew
+
+`make smollm2` makes the model. Each is a sequence of the commands that a reader has, which are printed: `rllib train
+file` of the shipped examples, `rllm-gym export` and `rllib evaluate --panel`. Called again they go on where they
+stopped; a row is appended to FOLDER/smollm2.jsonl when a policy has played its panels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from benchmarks.learning import tasks
+from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
+
+ENV = "rllm_gym:rllm_gym/TextCraft-v0"
+BASE_MODEL = "models/smollm2-135m-instruct"
+ROWS = Path(__file__).with_name("smollm2.jsonl")
+DEPTHS = [1, 2]
+NUM_HELD_OUT, NUM_TRAINED, NUM_OTHER = 200, 100, 60  # tasks of the panels
+HORIZON, MAX_NEW_TOKENS = 8, 48
+HELD_OUT, TRAINED, OTHER = "held_out", "trained", "other"
+PANELS = (HELD_OUT, TRAINED, OTHER)
+TRAINING_TASKS, HELD_OUT_TASKS = (tasks.FOLDER / f"smollm2_{name}_tasks.json" for name in ("training", "held_out"))
+KEPT = ("panel_hash", "success_rate", "success_interval", "by_env")  # of a result
+# What the shipped examples leave to the reader's processor; this one multiplies in bfloat16.
+OPTIONS = {
+    "env_config": {"splits": {"train": str(TRAINING_TASKS), "eval": str(HELD_OUT_TASKS)}},
+    "deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+    "evaluation_interval": None,  # the panels are played apart
+}
+
+
+def write_panels() -> None:
+    """Hold out all of the `eval` split and as many others as are missing, and write the panels' tasks."""
+    held_out, others = (
+        list(gymnasium.make(ENV, obs_type="text", depth=DEPTHS, split=split).unwrapped.item_ids)  # type: ignore[attr-defined]
+        for split in ("eval", "train")
+    )
+    others = [str(item) for item in np.random.default_rng(0).permutation(others)]
+    num_more = NUM_HELD_OUT - len(held_out)
+    held_out, trained = held_out + others[:num_more], others[num_more:]
+    HELD_OUT_TASKS.write_text(json.dumps(held_out, indent=1) + "\n", encoding="utf-8")
+    TRAINING_TASKS.write_text(json.dumps(trained, indent=1) + "\n", encoding="utf-8")
+    babyai = tasks.balanced(tasks.by_length(tasks.tasks()["held_out"]), NUM_OTHER, seed=tasks.PANEL_SEED)
+    chosen = {HELD_OUT: (ENV, held_out), TRAINED: (ENV, trained[:NUM_TRAINED]), OTHER: (tasks.ENV, babyai)}
+    for kind, (env, items) in chosen.items():
+        command = ["panel", env, "--split", "all", "--env-config", json.dumps({"item_ids": items})]
+        command += ["--episodes", str(len(items)), "--seed", str(tasks.PANEL_SEED)]
+        command += ["--horizon", str(HORIZON), "--max-new-tokens", str(MAX_NEW_TOKENS)]
+        found = subprocess.run([_tool("rllm-gym"), *command], check=True, stdout=subprocess.PIPE, text=True).stdout
+        panel_file(kind).write_text(found, encoding="utf-8")
+
+
+def panel_file(kind: str) -> Path:
+    return tasks.FOLDER / f"smollm2_{kind}.json"
+
+
+def sft(folder: Path) -> None:
+    """Make FOLDER/start, and its row."""
+    if not (folder / "start" / "config.json").is_file():
+        train("sft_smollm2_135m", folder / "sft", {"base_model": BASE_MODEL})
+        call("rllm-gym", "export", folder / "sft", folder / "start")
+    play(folder, "sft", folder / "start")
+
+
+def grpo(folder: Path, seed: int) -> None:
+    """Train from FOLDER/start; make FOLDER/grpo-SEED-policy, and its row."""
+    policy = folder / f"grpo-{seed}-policy"
+    if not (policy / "config.json").is_file():
+        train("grpo_smollm2_135m", folder / f"grpo-{seed}", {"base_model": str(folder / "start"), "seed": seed})
+        call("rllm-gym", "export", folder / f"grpo-{seed}", policy)
+    play(folder, f"grpo-{seed}", policy, curve=curve_of(folder / f"grpo-{seed}"))
+
+
+def train(example: str, storage: Path, options: Mapping[str, Any]) -> None:
+    resume = ["--resume"] if any(storage.glob("*/*/checkpoint_*")) else []
+    config = json.dumps(OPTIONS | dict(options))
+    call("rllib", "train", "file", f"textcraft/{example}", "--storage-path", storage, "--config", config, *resume)
+
+
+def play(folder: Path, policy_name: str, policy: str | Path, **more: Any) -> None:
+    """Play the panels that have not been played with a policy, and append a row."""
+    rows = read_rows(folder / ROWS.name)
+    if policy_name in {row["policy"] for row in rows}:
+        return
+    readings = {}
+    for kind in PANELS:
+        out = folder / "panels" / f"{policy_name}-{kind}"
+        if not (out / "result.json").is_file():
+            resume = ["--resume"] if out.is_dir() else []
+            call("rllib", "evaluate", policy, "--panel", panel_file(kind), "--out", out, *resume)
+        found = json.loads((out / "result.json").read_text(encoding="utf-8"))
+        readings[kind] = {name: found[name] for name in KEPT} | {"model": policy_name}
+    with (folder / ROWS.name).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"policy": policy_name, "panels": readings, **more}) + "\n")
+
+
+def curve_of(storage: Path) -> list[dict[str, Any]]:
+    """Return what Tune wrote of each train step; a step that was made twice counts as it was made last."""
+    [file] = storage.glob("*/*/result.json")
+    steps = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        result = json.loads(line)
+        sampled, learnt = result["env_runners"], result["learners"]["default_policy"]
+        steps[result["training_iteration"]] = {
+            "horizon": int(result["max_episode_steps"]),
+            "tokens": int(sampled["num_sampled_tokens"]),
+            **{name: round(float(sampled[name]), 4) for name in SAMPLER_METRICS},
+            **{name: round(float(learnt[name]), 5) for name in LEARNER_METRICS},
+            **{name: round(float(result[name]), 1) for name in ("sampling_s", "learning_s", "time_this_iter_s")},
+        }
+    return [steps[k] for k in sorted(steps)]
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def call(program: str, *arguments: str | Path) -> None:
+    command = [_tool(program), *map(str, arguments)]
+    print(f"$ {shlex.join([program, *command[1:]])}", flush=True)
+    subprocess.run(command, check=True)
+
+
+def _tool(program: str) -> str:
+    return str(Path(sys.executable).with_name(program))
+
+
+def report(file: Path) -> None:
+    """Print each policy's success on the panels, and what GRPO gains, paired by task."""
+    from rllm_gym.evaluation.compare import compare
+
+    rows = {row["policy"]: row for row in read_rows(file)}
+    print("| policy | held-out tasks | training tasks | BabyAI |\n|---|---|---|---|")
+    for name, row in rows.items():
+        found = [row["panels"][kind] for kind in PANELS]
+        cells = ["{:.3f} [{:.3f}, {:.3f}]".format(of["success_rate"], *of["success_interval"]) for of in found]
+        print(f"| {name} | {' | '.join(cells)} |")
+    for name, row in rows.items():
+        for other in ("untrained", "sft") if name != "untrained" else ():
+            if name == other or other not in rows:
+                continue
+            for kind in PANELS:
+                [found] = compare([rows[other]["panels"][kind], row["panels"][kind]])
+                low, high = found["interval"]
+                print(f"{kind}: {name} less {other}: {found['difference']:+.3f} [{low:+.3f}, {high:+.3f}]")
+        if curve := row.get("curve"):
+            tokens = sum(step["tokens"] for step in curve)
+            seconds = [sum(step[part] for step in curve) for part in ("sampling_s", "learning_s", "time_this_iter_s")]
+            print(f"{name}: {len(curve)} train steps, {tokens:,} sampled tokens; sampling {seconds[0]:.0f} s, learning "
+                  f"{seconds[1]:.0f} s, together {seconds[2]:.0f} s")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("sft", "grpo", "untrained"):
+        command = commands.add_parser(name)
+        command.add_argument("folder", type=lambda name: Path(name).absolute())
+        if name == "grpo":
+            command.add_argument("seed", type=int)
+    commands.add_parser("report").add_argument("--rows", type=Path, default=ROWS)
+    commands.add_parser("panels")
+    given = parser.parse_args()
+    if given.command == "panels":
+        write_panels()
+    elif given.command == "report":
+        report(given.rows)
+    elif given.command == "grpo":
+        grpo(given.folder, given.seed)
+    elif given.command == "sft":
+        sft(given.folder)
+    else:
+        play(given.folder, "untrained", BASE_MODEL)
+
+
+if __name__ == "__main__":
+    main()
