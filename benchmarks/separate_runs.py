@@ -27,6 +27,14 @@ def ray_here() -> Iterator[None]:
     ray.shutdown()
 
 
+def multiplies_in_bfloat16() -> bool:
+    """Return whether the processor has instructions for it; others multiply faster in float32."""
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
 def apart(*arguments: str) -> str:
     """Run this script in a process of its own, and return what it printed."""
     finished = subprocess.run([sys.executable, sys.argv[0], *arguments], stdout=subprocess.PIPE, text=True, check=False)

@@ -556,6 +556,13 @@ MUTANTS = [
         f"{AHEAD_TESTS} -k resumed",
     ),
     Mutant(
+        "more episodes are begun than the engine's cache holds",
+        "rllm_gym/rollout/loop.py",
+        "and self._is_room_in_caches()",
+        "and True",
+        "tests/rollout/test_loop.py -k than_the_engines_cache_holds",
+    ),
+    Mutant(
         "all tokens of a turn have the version of its beginning",
         "rllm_gym/rollout/loop.py",
         "token_versions=versions,",

@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.learning import tasks
 from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
+from benchmarks.separate_runs import multiplies_in_bfloat16
 
 ENV = "rllm_gym:rllm_gym/TextCraft-v0"
 BASE_MODEL = "models/smollm2-135m-instruct"
@@ -38,12 +39,11 @@ HELD_OUT, TRAINED, OTHER = "held_out", "trained", "other"
 PANELS = (HELD_OUT, TRAINED, OTHER)
 TRAINING_TASKS, HELD_OUT_TASKS = (tasks.FOLDER / f"smollm2_{name}_tasks.json" for name in ("training", "held_out"))
 KEPT = ("panel_hash", "success_rate", "success_interval", "by_env")  # of a result
-# What the shipped examples leave to the reader's processor; this one multiplies in bfloat16.
 OPTIONS = {
     "env_config": {"splits": {"train": str(TRAINING_TASKS), "eval": str(HELD_OUT_TASKS)}},
-    "deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
     "evaluation_interval": None,  # the panels are played apart
 }
+AUTOCAST = {"deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}}
 
 
 def write_panels() -> None:
@@ -74,8 +74,8 @@ def panel_file(kind: str) -> Path:
 def sft(folder: Path) -> None:
     """Make FOLDER/start, and its row."""
     if not (folder / "start" / "config.json").is_file():
-        train("sft_smollm2_135m", folder / "sft", {"base_model": BASE_MODEL})
-        call("rllm-gym", "export", folder / "sft", folder / "start")
+        run = train("sft_smollm2_135m", folder / "sft", {"base_model": BASE_MODEL})
+        call("rllm-gym", "export", run, folder / "start")
     play(folder, "sft", folder / "start")
 
 
@@ -83,15 +83,17 @@ def grpo(folder: Path, seed: int) -> None:
     """Train from FOLDER/start; make FOLDER/grpo-SEED-policy, and its row."""
     policy = folder / f"grpo-{seed}-policy"
     if not (policy / "config.json").is_file():
-        train("grpo_smollm2_135m", folder / f"grpo-{seed}", {"base_model": str(folder / "start"), "seed": seed})
-        call("rllm-gym", "export", folder / f"grpo-{seed}", policy)
+        options = {"base_model": str(folder / "start"), "seed": seed}
+        call("rllm-gym", "export", train("grpo_smollm2_135m", folder / f"grpo-{seed}", options), policy)
     play(folder, f"grpo-{seed}", policy, curve=curve_of(folder / f"grpo-{seed}"))
 
 
-def train(example: str, storage: Path, options: Mapping[str, Any]) -> None:
+def train(example: str, storage: Path, options: Mapping[str, Any]) -> Path:
+    """Train as a shipped example says, and return the run's folder."""
     resume = ["--resume"] if any(storage.glob("*/*/checkpoint_*")) else []
-    config = json.dumps(OPTIONS | dict(options))
+    config = json.dumps(OPTIONS | (AUTOCAST if multiplies_in_bfloat16() else {}) | dict(options))
     call("rllib", "train", "file", f"textcraft/{example}", "--storage-path", storage, "--config", config, *resume)
+    return storage / f"textcraft_{example}"
 
 
 def play(folder: Path, policy_name: str, policy: str | Path, **more: Any) -> None:

@@ -49,8 +49,13 @@ class RLlibOptions(OptionTable):
     seed: Annotated[CountOrZero | None, Doc("of tasks, environments and sampling.")] = 0
 
     num_env_runners: Annotated[CountOrZero, Doc("actors that sample, each with an engine of its own.")] = 1
-    num_envs_per_env_runner: Annotated[Count, Doc("episodes that a runner has in flight at once.")] = 64
-    num_cpus_per_env_runner: Annotated[NonNegative, Doc("also the threads of its engine.")]
+    num_envs_per_env_runner: Annotated[
+        Count, Doc("episodes that a runner has in flight at once, or as many as its engine's cache holds.")
+    ] = 64
+    num_cpus_per_env_runner: Annotated[
+        NonNegative,
+        Doc("also the threads of its engine. With 0, a single one has those of the main process, in turn with it."),
+    ]
     num_gpus_per_env_runner: Annotated[NonNegative, Doc("GPUs of each runner.")]
     custom_resources_per_env_runner: Annotated[dict, Doc("Ray's custom resources of each runner.")]
     restart_failed_env_runners: Annotated[bool, Doc("bring a dead runner back, and play its share again.")] = True

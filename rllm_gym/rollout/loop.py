@@ -58,6 +58,7 @@ from rllm_gym.types import (
 logger = logging.getLogger(__name__)
 
 MOST_WAIT_S = 0.1  # for environments, where something may be asked of the loop meanwhile
+NUM_MEASURED = 64  # episodes that ended last, by which the next ones are expected to fill an engine's cache
 HorizonByEnv = int | None | Sequence[int | None]  # for all environments, or by environment index
 ParamsByModule = SamplingParams | Mapping[str, SamplingParams]  # for all modules, or by module id
 
@@ -147,6 +148,15 @@ class EpisodeInFlight:
         streams = [self.episode.streams[agent_id] for agent_id in to_act]
         return any(len(stream.turns) >= max_turns.get(stream.module_id, len(stream.turns) + 1) for stream in streams)
 
+    def num_tokens_of(self, module_id: str) -> int:
+        """Return the tokens of a module's contexts that were not in its engine's cache before the first turn."""
+        contexts = [
+            (len(agent.context), agent.stream.turns[0].num_cached_tokens)
+            for agent in self.agents.values()
+            if agent.stream is not None and agent.stream.module_id == module_id and agent.stream.turns
+        ]
+        return sum(max(0, num_tokens - num_cached) for num_tokens, num_cached in contexts)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -155,6 +165,39 @@ class Request:
     flight: EpisodeInFlight
     stream: Stream
     policy_version: int
+
+
+class CacheRoom:
+    """Says how many episodes an engine's cache of keys and values holds at once.
+
+    Where more are in flight, the turn of one drops what the cache holds of another, whose next turn then reads its
+    whole context anew. An episode is expected to need what the last ones needed in the mean: its tokens at its end
+    without those that were cached before its first turn, such as the prompt of its group. Before one has ended, it is
+    expected to need a whole context.
+
+    Args:
+        num_tokens: that the cache holds.
+        max_model_len: tokens that a context may hold.
+    """
+
+    def __init__(self, num_tokens: int, max_model_len: int) -> None:
+        self.num_tokens = num_tokens
+        self._max_model_len = max_model_len
+        self._needs: deque[int] = deque(maxlen=NUM_MEASURED)
+
+    def take(self, num_tokens: int) -> None:
+        """Take the tokens that an episode needed."""
+        self._needs.append(num_tokens)
+
+    @property
+    def num_episodes(self) -> int:
+        """The episodes that it holds, at least one."""
+        need = np.mean(self._needs) if self._needs else self._max_model_len
+        return max(1, int(self.num_tokens / max(1.0, float(need))))
+
+    @property
+    def is_measured(self) -> bool:
+        return len(self._needs) == NUM_MEASURED
 
 
 class RolloutLoop:
@@ -169,7 +212,8 @@ class RolloutLoop:
         engines: module id -> engine. They are stepped in this order and stay open when the loop closes.
         module_of: (agent id, episode) -> module id; asked once, at the agent's first observation.
         on_start: called with an episode after its reset, and {agent id: first observation}.
-        num_envs: most episodes in flight, and most environments; environments are reused by reset.
+        num_envs: most episodes in flight, and most environments; environments are reused by reset. Fewer are in flight
+            where the cache of an engine holds fewer; see `CacheRoom`.
         num_env_workers: threads that call environments while the engines decode; with 0 there is one, and the loop
             waits for it, in a fixed order.
         env_timeout_s: seconds that a call into an environment may take; then the environment is abandoned, and its
@@ -213,6 +257,9 @@ class RolloutLoop:
         self._engines = dict(engines)
         self._module_of, self._on_start = module_of, on_start
         self._max_model_len = max_model_len
+        sizes = {module_id: getattr(engine, "num_cache_tokens", None) for module_id, engine in engines.items()}
+        self._num_envs, self._has_said_full = num_envs, False
+        self._rooms = {module_id: CacheRoom(size, max_model_len) for module_id, size in sizes.items() if size}
         self._params = params_by_module(params, self._engines, max_model_len=self._max_model_len)
         self._horizon: HorizonByEnv = None
         self._timeout_s = episode_timeout_s
@@ -359,7 +406,11 @@ class RolloutLoop:
                     self._take_completion(completion)
 
     def _begin_episodes(self) -> None:
-        while self._pending and (slot := self._pool.acquire(self._pending[0][1].group.env_index)):
+        while (
+            self._pending
+            and self._is_room_in_caches()
+            and (slot := self._pool.acquire(self._pending[0][1].group.env_index))
+        ):
             group, episode = self._pending.popleft()
             if group.begun_with is None:
                 horizons = self._horizon
@@ -371,6 +422,19 @@ class RolloutLoop:
             # So that the episodes of a group, and groups of one episode, put everybody into every seat.
             seating = episode.group.seating(episode.member)
             self._pool.submit(slot, flight, "reset", episode.seed, episode.group.item_id, seating)
+
+    def _is_room_in_caches(self) -> bool:
+        num = len(self._flights)
+        full = [(module_id, room) for module_id, room in self._rooms.items() if room.num_episodes <= num]
+        for module_id, room in full if 0 < num < self._num_envs and not self._has_said_full else ():
+            if room.is_measured:
+                self._has_said_full = True
+                logger.warning(
+                    "the cache of module %s's engine holds %s tokens: %d episodes are in flight at once, not the %d of "
+                    "num_envs_per_env_runner. For more, raise kv_cache_memory_bytes in engine_options.",
+                    module_id, f"{room.num_tokens:,}", room.num_episodes, self._num_envs,
+                )  # fmt: skip
+        return not full or not num
 
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
@@ -522,6 +586,8 @@ class RolloutLoop:
                 agent.stream.final_observation_ids = agent.observation[agent.num_repeated :]
         self._pool.release(flight.slot)
         self._end(flight, end_reason)
+        for module_id, room in self._rooms.items():
+            room.take(flight.num_tokens_of(module_id))
         flight.group.episodes.append(flight.episode)
         self._hand_over(flight.group)
 

@@ -217,8 +217,13 @@ class LLMConfig(StrictConfig, CommonOptions):
 
     @property
     def num_env_runner_threads(self) -> int:
-        """Threads of a sampler: the CPUs that its runner was given."""
-        return max(1, int(self.num_cpus_per_env_runner))
+        """Threads of a sampler: the CPUs that its runner was given.
+
+        A single one with none has the threads of a main process that takes turns with it.
+        """
+        takes_turns = self.num_env_runners == 1 and not getattr(self, "staleness", 0)
+        shared = self.num_cpus_for_main_process if takes_turns and self.num_cpus_per_env_runner == 0 else 0
+        return max(1, int(self.num_cpus_per_env_runner), int(shared))
 
     @property
     def kept_episodes(self) -> Keep | None:

@@ -41,6 +41,23 @@ def test_weights_have_sixteen_bits_by_themselves_where_there_is_a_gpu(tiny_model
     assert deepspeed_config(config, 10, {})["bf16"]["enabled"] == (dtype == "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("options", "sampler", "learner"),
+    [
+        ({}, 1, 1),
+        ({"num_cpus_per_env_runner": 3, "num_cpus_for_main_process": 2}, 3, 2),
+        ({"num_cpus_per_env_runner": 0, "num_cpus_for_main_process": 2}, 2, 2),
+        ({"num_cpus_per_env_runner": 0, "num_cpus_for_main_process": 2, "num_env_runners": 2}, 1, 2),
+        ({"num_cpus_per_env_runner": 0, "num_cpus_for_main_process": 2, "staleness": 1}, 1, 2),
+    ],
+)
+def test_a_sampler_without_cpus_has_the_threads_of_a_main_process_that_waits_for_it(
+    tiny_model, options, sampler, learner
+):
+    config = make_config(tiny_model, **options)
+    assert (config.num_env_runner_threads, config.num_learner_threads) == (sampler, learner)
+
+
 def test_a_critic_that_is_offloaded_alone_has_a_stage_that_can_be(tiny_model):
     config = make_config(tiny_model, zero_stage=None, deepspeed={})
     offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}

@@ -556,3 +556,28 @@ def test_a_loop_that_is_abandoned_returns_what_has_ended_and_drops_the_rest(talk
     ended = {g.group.key[-1]: (len(g.episodes), len(g.failed)) for g in finished}
     assert ended[0] == (2, 0) and ended[1] == (0, 1) and ended.get(2, (0, 0)) == (0, 0)
     assert only_episode(play(loop, group(3, "T"))).error is None  # it goes on with others
+
+
+def test_no_more_episodes_are_in_flight_than_the_engines_cache_holds(talk, make_loop, caplog):
+    in_flight = []
+
+    class Caching(ScriptedEngine):
+        num_cache_tokens = 512
+
+        def step(self):
+            in_flight.append(len(self._running))
+            return [replace(done, num_cached_tokens=32) for done in super().step()]
+
+    engine = Caching(lambda prompt: talk.encode("!" * 7 + "|"))
+    loop = make_loop(engine, num_envs=32)
+    groups = [group(k, "x" * 39) for k in range(100)]
+    assert len(play(loop, *groups)) == 100
+    assert in_flight[:8] == [2] * 8  # while none has ended: whole contexts, of 256 tokens each
+    assert max(in_flight) == 32  # a prompt of 40 tokens, of which 32 are cached, and a turn of 8: 16 tokens each
+    assert "holds 512 tokens" not in caplog.text
+
+    short = make_loop(engine, num_envs=64)
+    in_flight.clear()
+    assert len(play(short, *groups)) == 100
+    assert max(in_flight) == 32
+    assert "holds 512 tokens: 32 episodes are in flight at once, not the 64 of" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from functools import partial
 from types import ModuleType
 
+import gymnasium
 import llvmlite.binding  # noqa: F401  vLLM must start beside it: numba loads it
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.engines import adapter_options
 from rllm_gym.rollout.engines.vllm import VLLMEngine
+from rllm_gym.rollout.loop import RolloutLoop
+from rllm_gym.types import AGENT, SamplingParams, TaskGroup
 from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, difference
 from rllm_gym.weights.placement import WeightPlan
 from rllm_gym.weights.receiver import _Incoming
@@ -145,6 +149,51 @@ def test_the_prefix_cache_can_be_emptied(engine):
     assert run(engine, request("hit"))[0].num_cached_tokens == 64
     engine.reset_prefix_cache()
     assert run(engine, request("miss"))[0].num_cached_tokens == 0
+
+
+class Lengthening(gymnasium.Env):
+    """Five turns with 40 new tokens before each."""
+
+    stop_ids = ()
+
+    def reset(self, *, seed=None, options=None):
+        self.rng, self.num_steps = np.random.default_rng(seed), 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        return self.observation(), 0.0, self.num_steps == 5, False, {}
+
+    def observation(self):
+        return self.rng.integers(20, 200, 40).tolist()
+
+
+@pytest.mark.promise
+def test_contexts_stay_in_a_cache_that_holds_few(tiny_model, monkeypatch):
+    """Without the loop's regard for the cache each turn reads most of its context again."""
+    engine = VLLMEngine(
+        str(tiny_model), max_model_len=256, max_num_seqs=32, options={"kv_cache_memory_bytes": 3 * 2**18}
+    )
+
+    def share_of_prompts_read():
+        loop = RolloutLoop(
+            lambda index: Lengthening(), {"main": engine}, module_of=lambda agent_id, episode: "main",
+            num_envs=32, params=SamplingParams(max_new_tokens=2), max_model_len=256,
+        )  # fmt: skip
+        engine.reset_prefix_cache()
+        with contextlib.closing(loop):
+            loop.submit([TaskGroup((0, 0, k), None, 1) for k in range(48)], max_episode_steps=None)
+            turns = [turn for group in loop.finished_groups() for turn in group.episodes[0].streams[AGENT].turns]
+        num_tokens = [42 * (k % 5 + 1) - 2 for k in range(len(turns))]
+        return 1 - sum(turn.num_cached_tokens for turn in turns) / sum(num_tokens)
+
+    try:
+        assert engine.num_cache_tokens == 1536  # a fifth of 32 episodes
+        with_regard = share_of_prompts_read()
+        monkeypatch.setattr(VLLMEngine, "num_cache_tokens", None)
+        assert with_regard < 0.5 < 0.8 < share_of_prompts_read()
+    finally:
+        engine.close()
 
 
 def test_an_engine_that_sleeps_is_awake_before_its_weights_are_touched(engine, models, monkeypatch):

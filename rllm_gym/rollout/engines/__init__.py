@@ -14,6 +14,7 @@ whose objects have the methods and attributes of `rllm_gym.types.Engine`:
 `engine: my_package.my_engine:Echo` in YAML, `.env_runners(engine="my_package.my_engine:Echo")` and
 `.env_runners(engine=Echo)` mean the same. `engine_options` reach it unchecked, as `options`. With
 `gives_model_logps = True` it is compared with the trainer after the first sync of weights, as vLLM is (`check_sync`).
+With `num_cache_tokens`, the tokens that its prefix cache holds, no more episodes are in flight than fit in there.
 """
 
 from __future__ import annotations

@@ -298,6 +298,12 @@ class VLLMEngine:
             pass
         return [*done[0].token_ids.tolist(), *done[0].logp.tolist()]
 
+    @property
+    def num_cache_tokens(self) -> int | None:
+        """Tokens whose keys and values the cache holds; None where a turn finds none of them again."""
+        cache = self._live.vllm_config.cache_config
+        return cache.kv_cache_size_tokens if cache.enable_prefix_caching else None
+
     def reset_prefix_cache(self) -> None:
         # Running requests too: their keys and values are recomputed, with the weights of now, when they go on.
         self._live.reset_prefix_cache(reset_running_requests=True)
@@ -384,6 +390,10 @@ class VLLMAdapter:
             )
         self.policy_version = policy_version
         self.reset_prefix_cache()
+
+    @property
+    def num_cache_tokens(self) -> int | None:
+        return self._engine.num_cache_tokens
 
     def reset_prefix_cache(self) -> None:
         self._engine.reset_prefix_cache()
