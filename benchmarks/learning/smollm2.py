@@ -1,14 +1,15 @@
 """SmolLM2-135M-Instruct on TextCraft, on two cores: SFT on the expert's episodes, then GRPO; see `plan_smollm2.md`.
 
-python -m benchmarks.learning.smollm2 sft FOLDER          # what GRPO begins with, once
+python -m benchmarks.learning.smollm2 sft FOLDER          # what GRPO begins with; plays the panels with it
 python -m benchmarks.learning.smollm2 grpo FOLDER SEED    # trains from there; plays the panels with the end
 python -m benchmarks.learning.smollm2 untrained FOLDER    # plays the panels with the model as it came
 python -m benchmarks.learning.smollm2 report              # the table of the kept rows
 python -m benchmarks.learning.smollm2 panels              # writes its files in panels/ anew
 
 `make smollm2` makes the model. Each is a sequence of the commands that a reader has, which are printed: `rllib train
-file` of the shipped examples, `rllm-gym export` and `rllib evaluate --panel`. Called again they go on where they
-stopped; a row is appended to FOLDER/smollm2.jsonl when a policy has played its panels.
+file` of the shipped examples, `rllm-gym export --adapter` and `rllib evaluate --panel`. Called again they go on where
+they stopped; a row is appended to FOLDER/smollm2.jsonl when a policy has played its panels. An adapter that is in
+`smollm2_adapters/` is not trained again.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from benchmarks.learning import tasks
 from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
@@ -32,10 +38,12 @@ from benchmarks.separate_runs import multiplies_in_bfloat16
 ENV = "rllm_gym:rllm_gym/TextCraft-v0"
 BASE_MODEL = "models/smollm2-135m-instruct"
 ROWS = Path(__file__).with_name("smollm2.jsonl")
+ADAPTERS = Path(__file__).with_name("smollm2_adapters")  # in bfloat16, 5 MB each
 DEPTHS = [1, 2]
 NUM_HELD_OUT, NUM_TRAINED, NUM_OTHER = 200, 100, 60  # tasks of the panels
 HORIZON, MAX_NEW_TOKENS = 8, 48
 HELD_OUT, TRAINED, OTHER = "held_out", "trained", "other"
+ADAPTER_FILE = "adapter_model.safetensors"
 PANELS = (HELD_OUT, TRAINED, OTHER)
 TRAINING_TASKS, HELD_OUT_TASKS = (tasks.FOLDER / f"smollm2_{name}_tasks.json" for name in ("training", "held_out"))
 KEPT = ("panel_hash", "success_rate", "success_interval", "by_env")  # of a result
@@ -72,20 +80,34 @@ def panel_file(kind: str) -> Path:
 
 
 def sft(folder: Path) -> None:
-    """Make FOLDER/start, and its row."""
-    if not (folder / "start" / "config.json").is_file():
-        run = train("sft_smollm2_135m", folder / "sft", {"base_model": BASE_MODEL})
-        call("rllm-gym", "export", run, folder / "start")
-    play(folder, "sft", folder / "start")
+    """Make FOLDER/sft, the policy that GRPO begins with, and its row."""
+    play(folder, "sft", merged("sft", folder, Path(BASE_MODEL), lambda: train("sft_smollm2_135m", folder, {})))
 
 
 def grpo(folder: Path, seed: int) -> None:
-    """Train from FOLDER/start; make FOLDER/grpo-SEED-policy, and its row."""
-    policy = folder / f"grpo-{seed}-policy"
-    if not (policy / "config.json").is_file():
-        options = {"base_model": str(folder / "start"), "seed": seed}
-        call("rllm-gym", "export", train("grpo_smollm2_135m", folder / f"grpo-{seed}", options), policy)
-    play(folder, f"grpo-{seed}", policy, curve=curve_of(folder / f"grpo-{seed}"))
+    """Train from FOLDER/sft; make FOLDER/grpo-SEED, and its row."""
+    name, start = f"grpo-{seed}", folder / "sft"
+    options = {"base_model": str(start), "seed": seed}
+    policy = merged(name, folder, start, lambda: train("grpo_smollm2_135m", folder / f"runs-{seed}", options))
+    runs = folder / f"runs-{seed}"
+    play(folder, name, policy, **({"curve": curve_of(runs)} if runs.is_dir() else {}))
+
+
+def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
+    """Return FOLDER/NAME: a base model with an adapter, which is trained where it is not kept yet."""
+    kept, policy = ADAPTERS / name, folder / name
+    if not (kept / ADAPTER_FILE).is_file():
+        call("rllm-gym", "export", make_run(), kept, "--adapter", "--force")
+        weights = load_file(kept / ADAPTER_FILE)
+        save_file({key: weight.bfloat16() for key, weight in weights.items()}, kept / ADAPTER_FILE)
+        settings = json.loads((kept / "adapter_config.json").read_text(encoding="utf-8"))
+        settings["base_model_name_or_path"] = base.name
+        (kept / "adapter_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    if not (policy / "model.safetensors").is_file():
+        shutil.copytree(base, policy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+        lm = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        PeftModel.from_pretrained(lm, kept).merge_and_unload().save_pretrained(policy)
+    return policy
 
 
 def train(example: str, storage: Path, options: Mapping[str, Any]) -> Path:

@@ -15,6 +15,9 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run or trial folder: its newest checkpoint.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The Hugging Face folder to write.")],
     module: Annotated[str | None, typer.Option(help="Which policy, where a checkpoint holds several.")] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the adapter of `lora` alone, in peft's form.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:
     """Write a trained policy as a Hugging Face model folder."""
@@ -25,7 +28,8 @@ def export(
 
         path = resolve_checkpoint(checkpoint)
         prepare_driver(None)
-        from rllm_gym.evaluation.export import export_policy
+        from rllm_gym.evaluation.export import export_adapter, export_policy
 
-        chosen = export_policy(path, folder, module=module, overwrite=force)
+        write = export_adapter if adapter else export_policy
+        chosen = write(path, folder, module=module, overwrite=force)
     typer.echo(f"wrote {chosen} of {path} to {folder}")

@@ -31,11 +31,7 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     Raises:
         ConfigError: the folder is not empty, or the policy is not in the checkpoint.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
-        raise ConfigError(f"export: the folder must be empty; got {str(folder)!r}. Choose another one, or use --force.")
-    _, config = read_config(checkpoint)
-    chosen = choose_policy(checkpoint, policy_ids(checkpoint, config), module)
-    policy = load_policy(module_folder(checkpoint, chosen))
+    chosen, policy, config = _to_write(checkpoint, folder, module, overwrite=overwrite)
     base_model = policy.model_config["base_model"]
     lm = policy.merge_adapter()
     chat = _chat_tokenizer(base_model, config.chat_options)
@@ -44,6 +40,30 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     lm.save_pretrained(folder)
     _write_tokenizer(resolve_tokenizer(base_model), folder, chat.chat_template)
     return chosen
+
+
+def export_adapter(checkpoint: Path, folder: Path, *, module: str | None = None, overwrite: bool = False) -> str:
+    """Write what `lora` has trained as a folder of peft's, a few megabytes that go with the base model.
+
+    The arguments and what is returned are those of `export_policy`.
+
+    Raises:
+        ConfigError: as `export_policy`, or all weights were trained.
+    """
+    chosen, policy, _ = _to_write(checkpoint, folder, module, overwrite=overwrite)
+    if policy.model_config["lora"] is None:
+        raise ConfigError(f"export: only a run with lora has an adapter; {chosen} has none. Leave out --adapter.")
+    policy.lm.save_pretrained(folder)
+    return chosen
+
+
+def _to_write(checkpoint: Path, folder: Path, module: str | None, *, overwrite: bool) -> tuple[str, Any, Any]:
+    """Return a policy's id, the policy and the run's configuration, where the folder may be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
+        raise ConfigError(f"export: the folder must be empty; got {str(folder)!r}. Choose another one, or use --force.")
+    _, config = read_config(checkpoint)
+    chosen = choose_policy(checkpoint, policy_ids(checkpoint, config), module)
+    return chosen, load_policy(module_folder(checkpoint, chosen)), config
 
 
 def _generation_config(found: Any, stop_ids: list[int]) -> Any:
