@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from rllm_gym.algorithms.agent_evol import AgentEvolConfig
 from rllm_gym.algorithms.dpo import DPOConfig
-from rllm_gym.evaluation.export import export_policy
+from rllm_gym.errors import ConfigError
+from rllm_gym.evaluation.export import export_adapter, export_policy
 from tests.algorithms.algorithm_helpers import distance, module_weights, not_finite, toy_config
 from tests.algorithms.offline_helpers import offline_config
 
@@ -47,9 +50,15 @@ def test_adapters_alone_are_trained_and_samplers_and_export_have_the_merged_mode
     assert all(result["learners"]["default_policy"]["gradient_norm"] > 0 for result in results)
     assert not [name for result in results for name in not_finite(result)]
 
-    export_policy(Path(algo.save_to_path(str(tmp_path / "checkpoint"))), tmp_path / "model")
+    checkpoint = Path(algo.save_to_path(str(tmp_path / "checkpoint")))
+    export_policy(checkpoint, tmp_path / "model")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    export_adapter(checkpoint, tmp_path / "adapter")
+    merged = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter").merge_and_unload()
+    assert [name for name, weight in merged.state_dict().items() if not weight.equal(exported.state_dict()[name])] == []
+    with pytest.raises(ConfigError, match="the folder must be empty"):
+        export_adapter(checkpoint, tmp_path / "adapter")
     algo.sync_weights()  # DPO does so when it is to play
     played, _ = algo.sample(algo.task_sampler.groups(9, 1), max_episode_steps=algo.horizons)
     streams = [stream for episode in played for stream in episode.streams.values()]

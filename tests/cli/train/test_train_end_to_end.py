@@ -181,6 +181,11 @@ def test_a_run_is_evaluated_and_exported(ended: tuple[Path, list[str]]) -> None:
     )
     assert refused.returncode == 2
     assert refused.stderr == "export: the folder must be empty; got 'exported'. Choose another one, or use --force.\n"
+    refused = subprocess.run(
+        command("rllm-gym", "export", "runs/e2e", "other", "--adapter"), cwd=folder, capture_output=True, text=True
+    )
+    reason = "export: only a run with lora has an adapter; default_policy has none. Leave out --adapter.\n"
+    assert (refused.returncode, refused.stderr) == (2, reason)
 
 
 def test_a_run_evaluates_on_an_environment_of_its_own(tmp_path: Path) -> None:
