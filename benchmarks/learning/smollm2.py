@@ -98,6 +98,7 @@ def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) ->
     kept, policy = ADAPTERS / name, folder / name
     if not (kept / ADAPTER_FILE).is_file():
         call("rllm-gym", "export", make_run(), kept, "--adapter", "--force")
+        (kept / "README.md").unlink()  # peft's, with this machine's paths
         weights = load_file(kept / ADAPTER_FILE)
         save_file({key: weight.bfloat16() for key, weight in weights.items()}, kept / ADAPTER_FILE)
         settings = json.loads((kept / "adapter_config.json").read_text(encoding="utf-8"))
