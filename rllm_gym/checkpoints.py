@@ -180,9 +180,9 @@ def resolve_checkpoint(path: Path) -> Path:
         return path
     if info := newest_intact_checkpoint(path):
         return info.path
-    raise ConfigError(
-        f"checkpoint: {str(path)!r} holds no complete checkpoint. Give a checkpoint, or a run under runs/."
-    )
+    runs = sorted({str(found.parents[1]) for found in path.glob("*/*/checkpoint_*")})  # of a storage path
+    advice = f"Give one of its runs: {', '.join(runs)}." if runs else "Give a checkpoint, or a run under runs/."
+    raise ConfigError(f"checkpoint: {str(path)!r} holds no complete checkpoint. {advice}")
 
 
 def read_results(trial: Path) -> list[dict[str, Any]]:

@@ -94,6 +94,12 @@ def test_where_there_is_no_checkpoint_one_line_says_so(tmp_path: Path) -> None:
         resolve_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="no such folder"):
         resolve_checkpoint(tmp_path / "nowhere")
+    make_checkpoint(tmp_path / "run" / "trial", 1, step=1, saved_at=1.0)  # the storage path of two runs
+    make_checkpoint(tmp_path / "another" / "trial", 1, step=1, saved_at=1.0)
+    with pytest.raises(ConfigError) as caught:
+        resolve_checkpoint(tmp_path)
+    of_each = f"Give one of its runs: {tmp_path}/another, {tmp_path}/run."
+    assert str(caught.value) == f"checkpoint: {str(tmp_path)!r} holds no complete checkpoint. {of_each}"
 
 
 def test_a_sealed_checkpoint_is_forced_to_the_disk_with_its_folders(
