@@ -168,12 +168,12 @@ class Request:
 
 
 class CacheRoom:
-    """Says how many episodes an engine's cache of keys and values holds at once.
+    """Says whether an engine's cache of keys and values has room for one more episode.
 
     Where more are in flight, the turn of one drops what the cache holds of another, whose next turn then reads its
-    whole context anew. An episode is expected to need what the last ones needed in the mean: its tokens at its end
-    without those that were cached before its first turn, such as the prompt of its group. Before one has ended, it is
-    expected to need a whole context.
+    whole context anew. An episode is expected to need what the last ones needed in the mean, or what it has already:
+    its tokens without those that were cached before its first turn, such as the prompt of its group. Before one has
+    ended, each is expected to need a whole context.
 
     Args:
         num_tokens: that the cache holds.
@@ -189,11 +189,14 @@ class CacheRoom:
         """Take the tokens that an episode needed."""
         self._needs.append(num_tokens)
 
-    @property
-    def num_episodes(self) -> int:
-        """The episodes that it holds, at least one."""
-        need = np.mean(self._needs) if self._needs else self._max_model_len
-        return max(1, int(self.num_tokens / max(1.0, float(need))))
+    def has_room(self, of_each: Iterable[int]) -> bool:
+        """Return whether one more episode fits in.
+
+        Args:
+            of_each: the tokens that each episode in flight has.
+        """
+        need = float(np.mean(self._needs)) if self._needs else self._max_model_len
+        return need + sum(max(need, num_tokens) for num_tokens in of_each) <= self.num_tokens
 
     @property
     def is_measured(self) -> bool:
@@ -424,17 +427,22 @@ class RolloutLoop:
             self._pool.submit(slot, flight, "reset", episode.seed, episode.group.item_id, seating)
 
     def _is_room_in_caches(self) -> bool:
+        """Return whether every engine's cache has room for one more episode; there is always room for the only one."""
         num = len(self._flights)
-        full = [(module_id, room) for module_id, room in self._rooms.items() if room.num_episodes <= num]
-        for module_id, room in full if 0 < num < self._num_envs and not self._has_said_full else ():
-            if room.is_measured:
+        if not 0 < num < self._num_envs:
+            return True
+        for module_id, room in self._rooms.items():
+            if room.has_room(flight.num_tokens_of(module_id) for flight in self._flights):
+                continue
+            if room.is_measured and not self._has_said_full:
                 self._has_said_full = True
                 logger.warning(
                     "the cache of module %s's engine holds %s tokens: %d episodes are in flight at once, not the %d of "
                     "num_envs_per_env_runner. For more, raise kv_cache_memory_bytes in engine_options.",
-                    module_id, f"{room.num_tokens:,}", room.num_episodes, self._num_envs,
+                    module_id, f"{room.num_tokens:,}", num, self._num_envs,
                 )  # fmt: skip
-        return not full or not num
+            return False
+        return True
 
     def _take_answer(self, job: EnvJob) -> None:
         """Record what an environment answered, then end the episode or ask for its next actions."""
