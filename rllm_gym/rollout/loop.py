@@ -58,7 +58,7 @@ from rllm_gym.types import (
 logger = logging.getLogger(__name__)
 
 MOST_WAIT_S = 0.1  # for environments, where something may be asked of the loop meanwhile
-NUM_MEASURED = 64  # episodes that ended last, by which the next ones are expected to fill an engine's cache
+NUM_MEASURED = 32  # episodes that ended last, by which the next ones are expected to fill an engine's cache
 HorizonByEnv = int | None | Sequence[int | None]  # for all environments, or by environment index
 ParamsByModule = SamplingParams | Mapping[str, SamplingParams]  # for all modules, or by module id
 
@@ -172,8 +172,8 @@ class CacheRoom:
 
     Where more are in flight, the turn of one drops what the cache holds of another, whose next turn then reads its
     whole context anew. An episode is expected to need what the last ones needed in the mean, or what it has already:
-    its tokens without those that were cached before its first turn, such as the prompt of its group. Before one has
-    ended, each is expected to need a whole context.
+    its tokens without those that were cached before its first turn, such as the prompt of its group. At the beginning
+    the last ones are taken to have needed whole contexts, for the first that end are the shortest.
 
     Args:
         num_tokens: that the cache holds.
@@ -182,12 +182,13 @@ class CacheRoom:
 
     def __init__(self, num_tokens: int, max_model_len: int) -> None:
         self.num_tokens = num_tokens
-        self._max_model_len = max_model_len
-        self._needs: deque[int] = deque(maxlen=NUM_MEASURED)
+        self._needs = deque([max_model_len] * NUM_MEASURED, maxlen=NUM_MEASURED)
+        self._num_taken = 0
 
     def take(self, num_tokens: int) -> None:
         """Take the tokens that an episode needed."""
         self._needs.append(num_tokens)
+        self._num_taken += 1
 
     def has_room(self, of_each: Iterable[int]) -> bool:
         """Return whether one more episode fits in.
@@ -195,12 +196,12 @@ class CacheRoom:
         Args:
             of_each: the tokens that each episode in flight has.
         """
-        need = float(np.mean(self._needs)) if self._needs else self._max_model_len
+        need = float(np.mean(self._needs))
         return need + sum(max(need, num_tokens) for num_tokens in of_each) <= self.num_tokens
 
     @property
     def is_measured(self) -> bool:
-        return len(self._needs) == NUM_MEASURED
+        return self._num_taken >= NUM_MEASURED
 
 
 class RolloutLoop:

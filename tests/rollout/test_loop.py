@@ -12,7 +12,7 @@ from rllm_gym.data import EpisodeRecord, make_records, restore_episode
 from rllm_gym.errors import ConfigError, EnvError
 from rllm_gym.rollout.background import BackgroundSampling
 from rllm_gym.rollout.engines.scripted import ScriptedEngine
-from rllm_gym.rollout.loop import CacheRoom, derive_seed
+from rllm_gym.rollout.loop import NUM_MEASURED, CacheRoom, derive_seed
 from rllm_gym.types import AGENT, Sample, SamplingParams, TaskGroup
 
 
@@ -586,6 +586,10 @@ def test_no_more_episodes_are_in_flight_than_the_engines_cache_holds(talk, make_
 def test_episodes_that_are_longer_than_those_that_have_ended_count_as_they_are():
     room = CacheRoom(1000, 400)
     assert room.has_room([]) and room.has_room([50]) and not room.has_room([50, 50])
-    room.take(100)
+    for _ in range(NUM_MEASURED // 2):
+        room.take(100)
+    assert room.has_room([50] * 3) and not room.has_room([50] * 4)  # as if the others had needed 400
+    for _ in range(NUM_MEASURED // 2):
+        room.take(100)
     assert room.has_room([50] * 9) and not room.has_room([50] * 10)
     assert room.has_room([300] * 3) and not room.has_room([300] * 3 + [50])
