@@ -170,7 +170,7 @@ def test_a_template_that_recurses_grows_or_never_ends_is_refused_soon(source, mo
     begun_s = time.thread_time()
     with pytest.raises(ChatTemplateError, match="must render ") as caught:
         ChatTokenizer(make_tokenizer("chatml"), source)
-    assert time.thread_time() - begun_s < 1.5 and "\n" not in str(caught.value)
+    assert time.thread_time() - begun_s < 5 and "\n" not in str(caught.value)  # a slow processor has taken 2.2 s
 
 
 def test_tokens_that_only_the_config_lists_are_added_as_transformers_adds_them(tmp_path):
