@@ -28,7 +28,7 @@ def ray_here() -> Iterator[None]:
 
 
 def multiplies_in_bfloat16() -> bool:
-    """Return whether the processor has instructions for it; others multiply faster in float32."""
+    """Return whether the processor multiplies bfloat16 in hardware: by AVX512_BF16 or AMX."""
     import torch
 
     capabilities = torch.cpu.get_capabilities()

@@ -26,10 +26,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import torch
-from peft import PeftModel
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from benchmarks.learning import tasks
 from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
@@ -86,15 +82,19 @@ def sft(folder: Path) -> None:
 
 def grpo(folder: Path, seed: int) -> None:
     """Train from FOLDER/sft; make FOLDER/grpo-SEED, and its row."""
-    name, start = f"grpo-{seed}", folder / "sft"
+    name, start, runs = f"grpo-{seed}", folder / "sft", folder / f"runs-{seed}"
     options = {"base_model": str(start), "seed": seed}
-    policy = merged(name, folder, start, lambda: train("grpo_smollm2_135m", folder / f"runs-{seed}", options))
-    runs = folder / f"runs-{seed}"
+    policy = merged(name, folder, start, lambda: train("grpo_smollm2_135m", runs, options))
     play(folder, name, policy, **({"curve": curve_of(runs)} if runs.is_dir() else {}))
 
 
 def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
     """Return FOLDER/NAME: a base model with an adapter, which is trained where it is not kept yet."""
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
     kept, policy = ADAPTERS / name, folder / name
     if not (kept / ADAPTER_FILE).is_file():
         call("rllm-gym", "export", make_run(), kept, "--adapter", "--force")

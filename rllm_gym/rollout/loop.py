@@ -191,7 +191,7 @@ class CacheRoom:
         self._num_taken += 1
 
     def has_room(self, of_each: Iterable[int]) -> bool:
-        """Return whether one more episode fits in.
+        """Return whether the cache holds one more episode beside those in flight, each as long as it is expected to be.
 
         Args:
             of_each: the tokens that each episode in flight has.
@@ -428,7 +428,7 @@ class RolloutLoop:
             self._pool.submit(slot, flight, "reset", episode.seed, episode.group.item_id, seating)
 
     def _is_room_in_caches(self) -> bool:
-        """Return whether every engine's cache has room for one more episode; there is always room for the only one."""
+        """Return whether no engine's cache forbids to begin an episode. The only one in flight always begins."""
         num = len(self._flights)
         if not 0 < num < self._num_envs:
             return True
