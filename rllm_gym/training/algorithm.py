@@ -22,6 +22,7 @@ from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODUL
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, FAULT_TOLERANCE_STATS, LEARNER_RESULTS, WEIGHTS_SEQ_NO
+from ray.tune import PlacementGroupFactory
 
 from rllm_gym.checkpoints import check_checkpoint, write_manifest
 from rllm_gym.data import Recorder
@@ -66,6 +67,14 @@ class LLMAlgorithm(Algorithm):
         return cls.config_class(algo_class=cls)
 
     # --- set-up ---
+
+    @override(Algorithm)
+    @classmethod
+    def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
+        """Return RLlib's bundles; a sampler without CPUs asks for a byte of memory, as Ray refuses an empty bundle."""
+        request = super().default_resource_request(config)
+        bundles = [bundle if any(bundle.values()) else {"memory": 1} for bundle in request.bundles]
+        return PlacementGroupFactory(bundles, strategy=request.strategy)
 
     @override(Algorithm)
     def setup(self, config: LLMConfig) -> None:

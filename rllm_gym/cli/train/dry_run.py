@@ -329,9 +329,9 @@ def _range(low: int, high: int) -> str:
 
 
 def required_resources(checked: Checked) -> dict[str, float]:
-    """Return the logical resources of the largest trial, for example {"CPU": 2, "GPU": 0}."""
+    """Return the logical resources of the largest trial but for its memory, for example {"CPU": 2, "GPU": 0}."""
     needed: dict[str, float] = {"CPU": 0, "GPU": 0}
     for bundles in checked.bundles_per_trial():
-        for name in {name for bundle in bundles for name in bundle}:
+        for name in {name for bundle in bundles for name in bundle if name != "memory"}:
             needed[name] = max(needed.get(name, 0), sum(bundle.get(name, 0) for bundle in bundles))
     return needed

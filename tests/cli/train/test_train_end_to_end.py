@@ -188,10 +188,12 @@ def test_a_run_is_evaluated_and_exported(ended: tuple[Path, list[str]]) -> None:
     assert (refused.returncode, refused.stderr) == (2, reason)
 
 
-def test_a_run_evaluates_on_an_environment_of_its_own(tmp_path: Path) -> None:
+def test_a_run_evaluates_on_an_environment_of_its_own_and_samples_without_a_cpu_of_its_own(tmp_path: Path) -> None:
     other = {"env": "BabyAI-v0", "env_config": {"levels": [1]}}
-    path = write_experiment(tmp_path, 1, engine="transformers", engine_options={}, evaluation_config=other)
-    assert "first prompt of BabyAI-v0: " in run(tmp_path, "rllib", "train", "file", path, "--dry-run")
+    cpus = {"num_cpus_for_main_process": 2, "num_cpus_per_env_runner": 0}
+    path = write_experiment(tmp_path, 1, engine="transformers", engine_options={}, evaluation_config=other, **cpus)
+    planned = run(tmp_path, "rllib", "train", "file", path, "--dry-run")
+    assert "first prompt of BabyAI-v0: " in planned and "# each trial: 2 CPUs, 0 GPUs\n" in planned
     run(tmp_path, "rllib", "train", "file", path)
     [trial] = trials(tmp_path)
     [result] = read_results(trial)
