@@ -48,14 +48,17 @@ TRL = HERE.parent / ".interop" / "trl" / "bin" / "python"
 TARGET_OVER = 5  # train steps
 GROUP, LR = 8, 1e-4  # as trl_side.py has them
 NEVER = 2.0  # a success that is not reached: for a fixed number of train steps
-# Of each part: environment, horizon, episodes and their longest context, our cache, train steps (None: --steps).
+# The sampler and the learner take turns with both cores, as TRL's one process does; half of the memory.
+BOTH_CORES = {"num_cpus_for_main_process": 2, "num_cpus_per_env_runner": 0, "gradient_checkpointing": "selective"}
+# Of each part: environment, horizon, episodes and their longest context, our cache and other options, train steps
+# (None: --steps).
 PARTS: dict[str, dict[str, Any]] = {
     "textcraft": {"env_config": {"depth": 1, "system_prompt": ""}, "horizon": 6, "batch": 64, "max_model_len": 1024}
     | {"cache_mib": 128},
     "single-turn": {"env_config": {"depth": 1, "system_prompt": ""}, "horizon": 1, "batch": 64, "max_model_len": 1024}
     | {"cache_mib": 128, "steps": 12, "target": NEVER},
     "smollm2": {"env_config": {"depth": [1, 2]}, "horizon": 6, "batch": 32, "max_model_len": 2048}
-    | {"cache_mib": 1024, "steps": 4, "target": NEVER, "bf16": multiplies_in_bfloat16()},
+    | {"cache_mib": 1024, "steps": 4, "target": NEVER, "bf16": multiplies_in_bfloat16(), "ours": BOTH_CORES},
 }
 TOKENS_PER_UPDATE = 4096
 TOKENS_PER_MICRO_BATCH = 1024  # of TRL's learner, at least one sequence
@@ -79,6 +82,7 @@ def train(asked: argparse.Namespace) -> None:
         | {"tokens_per_micro_batch": 4096, "lr": LR, "clip_low": 0.2, "clip_high": 0.28, "save_trajectories": False}
         | ({"filter_groups": "off"} if target > 1.0 else {})
         | ({"deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}} if asked.bf16 else {})
+        | asked.ours
     )
     with ray_here():
         algo = config.build_algo()
@@ -185,8 +189,9 @@ def compare_training(asked: argparse.Namespace, folder: str) -> None:
     for seed in asked.seeds:
         common = ["--seed", seed, "--steps", part["steps"], "--horizon", part["horizon"], "--target", part["target"]]
         common += ["--env-config", json.dumps(part["env_config"]), "--batch", part["batch"], *["--bf16"] * part["bf16"]]
-        ours = ("--model", asked.model, "--max-model-len", part["max_model_len"], "--cache-mib", part["cache_mib"])
-        runs["rllm_gym"].append(run(sys.executable, __file__, "--half", "train", *ours, *common))
+        of_ours = ["--model", asked.model, "--max-model-len", part["max_model_len"], "--cache-mib", part["cache_mib"]]
+        of_ours += ["--ours", json.dumps(part.get("ours", {}))]
+        runs["rllm_gym"].append(run(sys.executable, __file__, "--half", "train", *of_ours, *common))
         theirs = (asked.model, folder, "--micro-batch", asked.micro_batch, *asked.extra)
         runs["TRL"].append(run(TRL, HERE / "trl_side.py", *theirs, *common))
     print(f"{asked.part}: {json.dumps(part)}; TRL: micro-batches of {asked.micro_batch} {' '.join(asked.extra)}")
@@ -241,7 +246,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096], help="tokens, for a learner")
     parser.add_argument("--model", help="a model's folder, for smollm2")
     parser.add_argument("--half", help=argparse.SUPPRESS)
-    parser.add_argument("--env-config", type=json.loads, help=argparse.SUPPRESS)
+    for hidden in ("--env-config", "--ours"):
+        parser.add_argument(hidden, type=json.loads, help=argparse.SUPPRESS)
     for hidden in ("--seed", "--horizon", "--num-tokens", "--batch", "--max-model-len", "--cache-mib"):
         parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()

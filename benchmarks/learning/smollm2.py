@@ -3,7 +3,7 @@
 python -m benchmarks.learning.smollm2 sft FOLDER          # what GRPO begins with; plays the panels with it
 python -m benchmarks.learning.smollm2 grpo FOLDER SEED    # trains from there; plays the panels with the end
 python -m benchmarks.learning.smollm2 untrained FOLDER    # plays the panels with the model as it came
-python -m benchmarks.learning.smollm2 report              # the table of the kept rows
+python -m benchmarks.learning.smollm2 report              # the table of the kept rows, and their figure
 python -m benchmarks.learning.smollm2 panels              # writes its files in panels/ anew
 
 `make smollm2` makes the model. Each is a sequence of the commands that a reader has, which are printed: `rllib train
@@ -34,6 +34,8 @@ from benchmarks.separate_runs import multiplies_in_bfloat16
 ENV = "rllm_gym:rllm_gym/TextCraft-v0"
 BASE_MODEL = "models/smollm2-135m-instruct"
 ROWS = Path(__file__).with_name("smollm2.jsonl")
+FIGURE = ROWS.parents[2] / "docs" / "images" / "smollm2.png"
+WINDOW = 5  # train steps of the figure's mean
 ADAPTERS = Path(__file__).with_name("smollm2_adapters")  # in bfloat16, 5 MB each
 DEPTHS = [1, 2]
 NUM_HELD_OUT, NUM_TRAINED, NUM_OTHER = 200, 100, 60  # tasks of the panels
@@ -167,11 +169,12 @@ def _tool(program: str) -> str:
     return str(Path(sys.executable).with_name(program))
 
 
-def report(file: Path) -> None:
-    """Print each policy's success on the panels, and what GRPO gains, paired by task."""
+def report(file: Path, figure: Path) -> None:
+    """Print each policy's success on the panels, and what GRPO gains, paired by task; draw both."""
     from rllm_gym.evaluation.compare import compare
 
     rows = {row["policy"]: row for row in read_rows(file)}
+    draw(rows, figure)
     print("| policy | held-out tasks | training tasks | BabyAI |\n|---|---|---|---|")
     for name, row in rows.items():
         found = [row["panels"][kind] for kind in PANELS]
@@ -192,6 +195,39 @@ def report(file: Path) -> None:
                   f"{seconds[1]:.0f} s, together {seconds[2]:.0f} s")  # fmt: skip
 
 
+def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
+    """Draw GRPO's success at each train step with the horizon's stages, and each policy's on held-out tasks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained", width_ratios=(2, 1))
+    curves = {name: row["curve"] for name, row in rows.items() if row.get("curve")}
+    for number, (name, curve) in enumerate(curves.items()):
+        success = [step["success_rate"] for step in curve]
+        steps = np.arange(1, len(curve) + 1)
+        means = [np.mean(success[max(0, k - WINDOW) : k]) for k in steps]
+        left.plot(steps, success, ".", color=f"C{number}", alpha=0.3)
+        left.plot(steps, means, color=f"C{number}", label=f"{name}, mean of {WINDOW} train steps")
+        horizons = [step["horizon"] for step in curve]
+        for k in (k for k in range(1, len(curve)) if number == 0 and horizons[k] != horizons[k - 1]):
+            left.axvline(k + 0.5, color="gray", linestyle=":")
+            left.text(k + 1, 0.97, f"horizon {horizons[k]}", fontsize="small", color="gray", va="top")
+    left.set(xlabel="train step of 32 episodes", ylabel="success", ylim=(0, 1))
+    if curves:
+        left.legend(fontsize="small", loc="lower right")
+    for number, row in enumerate(rows.values()):
+        held_out = row["panels"][HELD_OUT]
+        rate, (low, high) = held_out["success_rate"], held_out["success_interval"]
+        right.bar(number, rate, color="C2")
+        right.errorbar(number, rate, [[rate - low], [high - rate]], color="black", capsize=4)
+    right.set_xticks(range(len(rows)), list(rows))
+    right.set_xlabel(f"{NUM_HELD_OUT} held-out tasks, 95 % intervals")
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -200,13 +236,15 @@ def main() -> None:
         command.add_argument("folder", type=lambda name: Path(name).absolute())
         if name == "grpo":
             command.add_argument("seed", type=int)
-    commands.add_parser("report").add_argument("--rows", type=Path, default=ROWS)
+    of_report = commands.add_parser("report")
+    of_report.add_argument("--rows", type=Path, default=ROWS)
+    of_report.add_argument("--figure", type=Path, default=FIGURE)
     commands.add_parser("panels")
     given = parser.parse_args()
     if given.command == "panels":
         write_panels()
     elif given.command == "report":
-        report(given.rows)
+        report(given.rows, given.figure)
     elif given.command == "grpo":
         grpo(given.folder, given.seed)
     elif given.command == "sft":
