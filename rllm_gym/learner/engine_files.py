@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,16 @@ class Layout(NamedTuple):
 
 
 def save_engines(engines: Mapping[str, Any], folder: str, num_skipped_steps: Mapping[str, int]) -> None:
-    """Write every module's engine, with its count of skipped steps (collective: every learner must be asked)."""
+    """Write every module's engine, with its count of skipped steps (collective: every learner must be asked).
+
+    RLlib's files have the weights; DeepSpeed would write them again.
+    """
     for module_id, engine in engines.items():
-        engine.save_checkpoint(
-            f"{folder}/{module_id}", tag=TAG, client_state={SKIPPED: num_skipped_steps.get(module_id, 0)}
-        )
+        client_state = {SKIPPED: num_skipped_steps.get(module_id, 0)}
+        with mock.patch.object(engine, "module_state_dict", return_value={}):
+            engine.save_checkpoint(
+                f"{folder}/{module_id}", tag=TAG, client_state=client_state, exclude_frozen_parameters=True
+            )
 
 
 def engines_to_convert(engines: Mapping[str, Any], folder: str) -> dict[str, tuple[Layout, Layout]]:
@@ -119,7 +125,7 @@ def load_engines(
             if converted is not None and Path(converted, module_id).is_dir():
                 client_state = _load_converted(engine, path / TAG, Path(converted, module_id, TAG))
             else:
-                loaded, client_state = engine.load_checkpoint(str(path), tag=TAG)
+                loaded, client_state = engine.load_checkpoint(str(path), tag=TAG, load_module_strict=False)
                 if loaded is None:
                     raise FileNotFoundError(path)
         num_skipped_steps[module_id] = client_state[SKIPPED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 State = dict[str, Any]
+BASE_HASH = "base_model_sha256"  # in a state of adapters: of the weights that they belong to, see `_hash_of`
 
 
 def load_language_model(base_model: str, dtype: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -66,6 +68,7 @@ class LanguageModule(TorchRLModule):
         self.lm = self.load(settings["base_model"], settings["dtype"])
         fix_rotary_frequencies(self.lm, settings.get("max_model_len"))
         if settings["lora"] is not None:
+            self._base_hash = _hash_of(self.lm)
             self.lm = _add_lora(self.lm, settings["lora"])
         _disable_dropout(self.lm)
         if settings["gradient_checkpointing"]:
@@ -115,10 +118,11 @@ class LanguageModule(TorchRLModule):
     ) -> State:
         """Return the weights: copies, as this module names them, or (`inference_only`) what the samplers get.
 
-        What the samplers get is not copied, for it is to be sent: an update changes it. Who keeps it copies it.
+        Of LoRA they are the adapter's, with a hash of the base model's. What the samplers get is not copied, for it is
+        to be sent: an update changes it. Who keeps it copies it.
         """
         if self.gather_parameters is None:
-            return arrays_to_send(self.inference_state()) if inference_only else _to_arrays(self.state_dict())
+            return arrays_to_send(self.inference_state()) if inference_only else self._own_state()
         if self._gathered is None:
             raise RuntimeError(
                 f"{type(self).__name__}: under ZeRO-3 only the first learner keeps whole weights. Ask learner 0."
@@ -126,14 +130,40 @@ class LanguageModule(TorchRLModule):
         return dict(self._gathered["inference" if inference_only else "full"])
 
     def set_state(self, state: State) -> None:
+        """Load what `get_state` returned; a state of LoRA that has the base model's weights, too, loads them.
+
+        Raises:
+            ConfigError: an adapter belongs to other weights than those of `base_model`.
+            RuntimeError: the names are not this module's.
+        """
         tensors = {name: torch.as_tensor(value) for name, value in state.items()}
+        kept = set()  # names of the weights that stay as they are
+        if (base_hash := tensors.pop(BASE_HASH, None)) is not None and self.model_config["lora"] is not None:
+            self._check_base(base_hash)
+            kept = self.state_dict().keys() - self._trained().keys()
         if self.gather_parameters is None:
-            self.load_state_dict(tensors)
+            self.load_state_dict({**{name: self.state_dict()[name] for name in kept}, **tensors})
             return
         with self.gather_parameters(list(self.parameters()), modifier_rank=0), torch.no_grad():
             for name, parameter in self.state_dict(keep_vars=True).items():
-                parameter.data.copy_(tensors[name])
+                if name not in kept:
+                    parameter.data.copy_(tensors[name])
         self.gather(keep=self._gathered is not None)
+
+    def _check_base(self, base_hash: torch.Tensor) -> None:
+        if len(base_hash) and len(self._base_hash) and base_hash.tolist() != self._base_hash.tolist():
+            raise ConfigError(
+                "base_model: must have the weights that the checkpoint's adapter was trained on; those of "
+                f"{str(self.model_config['base_model'])!r} are others. Name the model that has them."
+            )
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def _own_state(self) -> State:
+        if self.model_config["lora"] is None:
+            return _to_arrays(self.state_dict())
+        return {**_to_arrays(self._trained()), BASE_HASH: self._base_hash}
 
     def gather(self, *, keep: bool) -> None:
         """Collect whole weights from all ranks (collective, ZeRO-3 only), and keep them on this one if asked.
@@ -144,7 +174,7 @@ class LanguageModule(TorchRLModule):
         with self.gather_parameters(list(self.parameters())):
             if keep:
                 self._gathered = {
-                    "full": _to_arrays(self.state_dict()),
+                    "full": self._own_state(),
                     "inference": copy.deepcopy(arrays_to_send(self.inference_state())),
                 }
 
@@ -280,6 +310,20 @@ def _linear_layers(lm: PreTrainedModel) -> list[str]:
         for name, layer in lm.named_modules()
         if isinstance(layer, (torch.nn.Linear, Conv1D)) and layer is not head and not name.endswith(as_experts)
     ]
+
+
+def _hash_of(lm: PreTrainedModel) -> np.ndarray:
+    """Return a hash of a thousand values of each weight in bfloat16, the same of a model in float32: uint8 [32].
+
+    Of one in float16, whose values are rounded otherwise, it is empty.
+    """
+    found = hashlib.sha256()
+    for name, weight in lm.named_parameters():
+        if weight.dtype == torch.float16:
+            return np.zeros(0, np.uint8)
+        found.update(f"{name} {tuple(weight.shape)}".encode())
+        found.update(weight.detach().flatten()[:1000].bfloat16().cpu().view(torch.int16).numpy().tobytes())
+    return np.frombuffer(found.digest(), np.uint8)
 
 
 def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rllm_gym.errors import RllmGymError
+from rllm_gym.learner.rl_module import BASE_HASH
 from tests.learner.learner_helpers import MODULE, SGD, driver_of, make_config, make_group, make_samples, update
 
 pytestmark = pytest.mark.slow
@@ -72,6 +73,20 @@ def test_another_zero_stage_takes_the_same_next_step(tiny_model, tmp_path, caplo
     line = f"default_policy is converted, from ZeRO {NAMES[from_stage]} ({dtype}) to ZeRO {NAMES[to_stage]} ({dtype})"
     assert (line in caplog.text) == (NAMES[from_stage] != NAMES[to_stage])
     assert [path.name for path in tmp_path.iterdir()] == ["deepspeed"]
+
+
+@pytest.mark.parametrize(("from_stage", "to_stage"), [(0, 0), (0, 3), (2, 0), (3, 2), (3, 3)])
+def test_an_adapter_goes_on_and_the_base_model_is_in_no_file(tiny_model, tmp_path, from_stage, to_stage):
+    def build(stage: int):
+        return make_group(make_config(tiny_model, zero_stage=stage, lora={"r": 2, "lora_alpha": 4}, **ADAM))
+
+    group = build(from_stage)
+    compare_next_step(group, lambda: build(to_stage), tmp_path)
+    adapter = {name for name in weights(group) if ".lora_" in name}
+    assert weights(group).keys() - adapter == {BASE_HASH}
+    [file] = tmp_path.rglob("*model_states.pt")
+    written = torch.load(file, weights_only=False)
+    assert not written["module"] and not written["frozen_param_fragments"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from rllm_gym.errors import ConfigError
 from rllm_gym.learner.logps import sampled_logps
 from rllm_gym.learner.probes import collect_notices
+from rllm_gym.learner.rl_module import BASE_HASH
 from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, received
 from tests.families import make_family
 from tests.learner.learner_helpers import (
@@ -75,18 +77,48 @@ def test_samplers_get_hugging_face_names_with_tied_heads(tiny_model):
     assert all(np.array_equal(state[name], value.numpy()) for name, value in lm.state_dict().items())
 
 
+def all_weights(lm) -> dict[str, torch.Tensor]:
+    """Those of ZeRO-3's shards, too; one learner has them all."""
+    return {name: getattr(p, "ds_tensor", p).detach().clone() for name, p in lm.named_parameters()}
+
+
+def test_an_adapter_returns_to_the_weights_it_was_trained_on_in_another_dtype_and_to_no_others(tiny_model, other_model):
+    lora = {"r": 4, "lora_alpha": 8}
+    group = make_group(make_config(tiny_model, lora=lora, **ADAM))
+    update(group, make_samples(6))
+    state = group._learner.module[MODULE].get_state()
+    for dtype in ("float32", "bfloat16"):
+        module = make_group(make_config(tiny_model, lora=lora, dtype=dtype))._learner.module[MODULE]
+        module.set_state(state)
+        assert all(
+            torch.equal(weight, torch.as_tensor(state[name]).to(weight.dtype))
+            for name, weight in module.named_parameters()
+            if ".lora_" in name
+        )
+    other = make_group(make_config(other_model, lora=lora))._learner.module[MODULE]
+    with pytest.raises(ConfigError, match=f"those of '{re.escape(str(other_model))}' are others. Name the model that"):
+        other.set_state(state)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        module.set_state({name: value for name, value in state.items() if "layers.0" not in name})
+    whole = {name: value.numpy() for name, value in group._learner.module[MODULE].state_dict().items()}
+    other.set_state(whole)  # as checkpoints had them before
+    assert all(np.array_equal(value.numpy(), whole[name]) for name, value in other.state_dict().items())
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_lora_trains_and_syncs_adapters_only_which_added_to_the_base_are_the_model(tiny_model, stage):
     group = make_group(make_config(tiny_model, lora={"r": 4, "lora_alpha": 8}, zero_stage=stage, kl_coeff=0.1, **ADAM))
-    start, samples = weights(group), make_samples(6)
+    lm = group._learner.module[MODULE].lm
+    start, samples = all_weights(lm), make_samples(6)
     first = update(group, samples)
     assert first["ref_kl"] == pytest.approx(0.0, abs=1e-6)  # B starts at 0: the adapted model is the base model
     assert update(group, samples)["ref_kl"] > 0
-    after = weights(group)
-    changed = {name for name in after if not np.array_equal(after[name], start[name])}
+    after = all_weights(lm)
+    changed = {name for name in after if not torch.equal(after[name], start[name])}
     assert changed
     assert all(".lora_" in name for name in changed)
-    assert first["num_trainable_parameters"] == sum(after[name].size for name in after if ".lora_" in name)
+    assert first["num_trainable_parameters"] == sum(after[name].numel() for name in after if ".lora_" in name)
+    assert weights(group).keys() - {BASE_HASH} == {f"lm.{name}" for name in after if ".lora_" in name}
 
     merged = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     base = {name: value.clone() for name, value in merged.state_dict().items()}

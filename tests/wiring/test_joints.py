@@ -246,6 +246,7 @@ RESUMED = {
         ("GRPO", RESUMED),
         ("GRPO", {"task_sampling": "difficulty", "min_probability": 0.01}),
         ("PPO", {"critic_lr": 1e-2, "lr": 1e-2}),
+        ("PPO", {"critic_lr": 1e-2, "lr": 1e-2, "lora": {"r": 2, "lora_alpha": 4}}),
     ],
 )
 def test_a_resumed_run_takes_the_same_next_step(ray_cluster, tiny_model, tmp_path, method, options):
