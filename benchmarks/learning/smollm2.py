@@ -26,6 +26,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import yaml
 
 from benchmarks.learning import tasks
 from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
@@ -34,6 +35,7 @@ from benchmarks.separate_runs import multiplies_in_bfloat16
 ENV = "rllm_gym:rllm_gym/TextCraft-v0"
 BASE_MODEL = "models/smollm2-135m-instruct"
 ROWS = Path(__file__).with_name("smollm2.jsonl")
+EXAMPLES = ROWS.parents[2] / "tuned_examples" / "textcraft"
 FIGURE = ROWS.parents[2] / "docs" / "images" / "smollm2.png"
 WINDOW = 5  # train steps of the figure's mean
 ADAPTERS = Path(__file__).with_name("smollm2_adapters")  # in bfloat16, 5 MB each
@@ -49,7 +51,7 @@ OPTIONS = {
     "env_config": {"splits": {"train": str(TRAINING_TASKS), "eval": str(HELD_OUT_TASKS)}},
     "evaluation_interval": None,  # the panels are played apart
 }
-AUTOCAST = {"deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}}
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 
 
 def write_panels() -> None:
@@ -87,7 +89,7 @@ def grpo(folder: Path, seed: int) -> None:
     name, start, runs = f"grpo-{seed}", folder / "sft", folder / f"runs-{seed}"
     options = {"base_model": str(start), "seed": seed}
     policy = merged(name, folder, start, lambda: train("grpo_smollm2_135m", runs, options))
-    play(folder, name, policy, **({"curve": curve_of(runs)} if runs.is_dir() else {}))
+    play(folder, name, policy, start="sft", **({"curve": curve_of(runs)} if runs.is_dir() else {}))
 
 
 def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
@@ -116,7 +118,10 @@ def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) ->
 def train(example: str, storage: Path, options: Mapping[str, Any]) -> Path:
     """Train as a shipped example says, and return the run's folder."""
     resume = ["--resume"] if any(storage.glob("*/*/checkpoint_*")) else []
-    config = json.dumps(OPTIONS | (AUTOCAST if multiplies_in_bfloat16() else {}) | dict(options))
+    [written] = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8")).values()
+    autocast = AUTOCAST if multiplies_in_bfloat16() else {}
+    deepspeed = written["config"].get("deepspeed", {}) | autocast  # --config takes its place
+    config = json.dumps({**OPTIONS, "deepspeed": deepspeed, **options})
     call("rllib", "train", "file", f"textcraft/{example}", "--storage-path", storage, "--config", config, *resume)
     return storage / f"textcraft_{example}"
 
@@ -181,9 +186,7 @@ def report(file: Path, figure: Path) -> None:
         cells = ["{:.3f} [{:.3f}, {:.3f}]".format(of["success_rate"], *of["success_interval"]) for of in found]
         print(f"| {name} | {' | '.join(cells)} |")
     for name, row in rows.items():
-        for other in ("untrained", "sft") if name != "untrained" else ():
-            if name == other or other not in rows:
-                continue
+        for other in {"untrained", row.get("start", "untrained")} & rows.keys() - {name}:
             for kind in PANELS:
                 [found] = compare([rows[other]["panels"][kind], row["panels"][kind]])
                 low, high = found["interval"]
