@@ -12,8 +12,8 @@ imports included, until the mean success of five train steps has reached --targe
 alike, as its default is; TRL trains on them, too.
 `single-turn` is the first turn of the same episodes, for a fixed number of train steps, with every group trained on.
 `smollm2`: four train steps of SmolLM2-135M on TextCraft's tasks of depth 1 and 2 with the environment's own system
-prompt: 4 groups of 8 episodes, all trained on; products are in bfloat16 on both sides, or in float32 where the
-processor has no instructions for it. What is compared is the wall time of a train step, without the first.
+prompt: 4 groups of 8 episodes, all trained on; products are in bfloat16 on both sides where a trial of both
+says that the processor is faster then, else in float32. What is compared is the wall time of a train step, without the first.
 `learner`: a group of sequences of random tokens, 4,096 to an update: its prompt, and as many sampled tokens again; the
 first update is not timed. TRL's micro-batches are of 1,024 tokens, or of one sequence, which is its faster way; ours of
 4,096 tokens, in which the group's prompt is read once, with `gradient_checkpointing: selective`.
@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 import psutil
 from report import mean_and_spread
-from separate_runs import multiplies_in_bfloat16, ray_here
+from separate_runs import is_bfloat16_faster, ray_here
 
 HERE = Path(__file__).parent
 TRL = HERE.parent / ".interop" / "trl" / "bin" / "python"
@@ -58,7 +58,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "single-turn": {"env_config": {"depth": 1, "system_prompt": ""}, "horizon": 1, "batch": 64, "max_model_len": 1024}
     | {"cache_mib": 128, "steps": 12, "target": NEVER},
     "smollm2": {"env_config": {"depth": [1, 2]}, "horizon": 6, "batch": 32, "max_model_len": 2048}
-    | {"cache_mib": 1024, "steps": 4, "target": NEVER, "bf16": multiplies_in_bfloat16(), "ours": BOTH_CORES},
+    | {"cache_mib": 1024, "steps": 4, "target": NEVER, "ours": BOTH_CORES},
 }
 TOKENS_PER_UPDATE = 4096
 TOKENS_PER_MICRO_BATCH = 1024  # of TRL's learner, at least one sequence
@@ -184,7 +184,8 @@ def row_of(half: str, runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def compare_training(asked: argparse.Namespace, folder: str) -> None:
-    part = {"steps": asked.steps, "target": asked.target, "bf16": False} | PARTS[asked.part]
+    part = {"steps": asked.steps, "target": asked.target} | PARTS[asked.part]
+    part["bf16"] = asked.part == "smollm2" and is_bfloat16_faster()
     runs: dict[str, list[dict[str, Any]]] = {"rllm_gym": [], "TRL": []}
     for seed in asked.seeds:
         common = ["--seed", seed, "--steps", part["steps"], "--horizon", part["horizon"], "--target", part["target"]]

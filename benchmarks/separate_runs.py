@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,22 @@ def ray_here() -> Iterator[None]:
     ray.shutdown()
 
 
-def multiplies_in_bfloat16() -> bool:
-    """Return whether the processor multiplies bfloat16 in hardware: by AVX512_BF16 or AMX."""
+def is_bfloat16_faster(*, num_threads: int = 2) -> bool:
+    """Return whether the processor multiplies bfloat16 faster than float32, by trying both for a moment.
+
+    Its flags do not tell: one with AVX512_BF16 and without AMX took 1.7 times as long.
+    """
     import torch
 
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    torch.set_num_threads(num_threads)
+    best_s = dict.fromkeys((torch.float32, torch.bfloat16), float("inf"))
+    for _ in range(7):  # in turns; the first also warms up
+        for dtype in best_s:
+            tokens, weight = torch.ones(2048, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype)
+            begun = time.perf_counter()
+            torch.nn.functional.linear(tokens, weight)
+            best_s[dtype] = min(best_s[dtype], time.perf_counter() - begun)
+    return best_s[torch.bfloat16] < best_s[torch.float32]
 
 
 def apart(*arguments: str) -> str:

@@ -30,7 +30,7 @@ import yaml
 
 from benchmarks.learning import tasks
 from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
-from benchmarks.separate_runs import multiplies_in_bfloat16
+from benchmarks.separate_runs import is_bfloat16_faster
 
 ENV = "rllm_gym:rllm_gym/TextCraft-v0"
 BASE_MODEL = "models/smollm2-135m-instruct"
@@ -119,7 +119,7 @@ def train(example: str, storage: Path, options: Mapping[str, Any]) -> Path:
     """Train as a shipped example says, and return the run's folder."""
     resume = ["--resume"] if any(storage.glob("*/*/checkpoint_*")) else []
     [written] = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8")).values()
-    autocast = AUTOCAST if multiplies_in_bfloat16() else {}
+    autocast = AUTOCAST if is_bfloat16_faster() else {}
     deepspeed = written["config"].get("deepspeed", {}) | autocast  # --config takes its place
     config = json.dumps({**OPTIONS, "deepspeed": deepspeed, **options})
     call("rllib", "train", "file", f"textcraft/{example}", "--storage-path", storage, "--config", config, *resume)
