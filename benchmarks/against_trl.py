@@ -12,8 +12,8 @@ imports included, until the mean success of five train steps has reached --targe
 alike, as its default is; TRL trains on them, too.
 `single-turn` is the first turn of the same episodes, for a fixed number of train steps, with every group trained on.
 `smollm2`: four train steps of SmolLM2-135M on TextCraft's tasks of depth 1 and 2 with the environment's own system
-prompt: 4 groups of 8 episodes, all trained on; products are in bfloat16 on both sides where a trial of both
-says that the processor is faster then, else in float32. What is compared is the wall time of a train step, without the first.
+prompt: 4 groups of 8 episodes, all trained on; products are in bfloat16 on both sides where a trial of both says that
+the processor is faster then, else in float32. What is compared is the wall time of a train step, without the first.
 `learner`: a group of sequences of random tokens, 4,096 to an update: its prompt, and as many sampled tokens again; the
 first update is not timed. TRL's micro-batches are of 1,024 tokens, or of one sequence, which is its faster way; ours of
 4,096 tokens, in which the group's prompt is read once, with `gradient_checkpointing: selective`.
