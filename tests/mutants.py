@@ -788,6 +788,20 @@ MUTANTS = [
         "tests/viewer/test_hub.py -k model_acts",
     ),
     Mutant(
+        "an adapter is loaded onto another base model",
+        "rllm_gym/learner/rl_module.py",
+        "            self._check_base(base_hash)\n",
+        "",
+        "tests/learner/test_rl_module.py -k adapter_returns",
+    ),
+    Mutant(
+        "a sampler without CPUs has an empty bundle",
+        "rllm_gym/training/algorithm.py",
+        'else {"memory": 1} for bundle',
+        "else bundle for bundle",
+        "tests/cli/train/test_train_end_to_end.py -k of_its_own",
+    ),
+    Mutant(
         "a token reads what comes after it in its tree",
         "rllm_gym/learner/packing.py",
         "part.tril() if is_own else part",
