@@ -323,7 +323,7 @@ def _hash_of(lm: PreTrainedModel) -> np.ndarray:
             return np.zeros(0, np.uint8)
         found.update(f"{name} {tuple(weight.shape)}".encode())
         found.update(weight.detach().flatten()[:1000].bfloat16().cpu().view(torch.int16).numpy().tobytes())
-    return np.frombuffer(found.digest(), np.uint8)
+    return np.frombuffer(found.digest(), np.uint8).copy()  # writable, as tensors want it
 
 
 def _to_arrays(state: Mapping[str, torch.Tensor]) -> State:
