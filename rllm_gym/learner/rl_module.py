@@ -137,12 +137,13 @@ class LanguageModule(TorchRLModule):
             RuntimeError: the names are not this module's.
         """
         tensors = {name: torch.as_tensor(value) for name, value in state.items()}
-        kept = set()  # names of the weights that stay as they are
+        kept: State = {}  # the weights that stay as they are
         if (base_hash := tensors.pop(BASE_HASH, None)) is not None and self.model_config["lora"] is not None:
             self._check_base(base_hash)
-            kept = self.state_dict().keys() - self._trained().keys()
+            trained = self._trained()
+            kept = {name: value for name, value in self.state_dict().items() if name not in trained}
         if self.gather_parameters is None:
-            self.load_state_dict({**{name: self.state_dict()[name] for name in kept}, **tensors})
+            self.load_state_dict({**kept, **tensors})
             return
         with self.gather_parameters(list(self.parameters()), modifier_rank=0), torch.no_grad():
             for name, parameter in self.state_dict(keep_vars=True).items():
