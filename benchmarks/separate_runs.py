@@ -28,14 +28,13 @@ def ray_here() -> Iterator[None]:
     ray.shutdown()
 
 
-def is_bfloat16_faster(*, num_threads: int = 2) -> bool:
-    """Return whether the processor multiplies bfloat16 faster than float32, by trying both for a moment.
+def is_bfloat16_faster() -> bool:
+    """Multiply in float32 and in bfloat16 for a moment; return whether the latter is faster.
 
-    Its flags do not tell: one with AVX512_BF16 and without AMX took 1.7 times as long.
+    The processor's flags do not tell: one with AVX512_BF16 and without AMX took 1.7 times as long.
     """
     import torch
 
-    torch.set_num_threads(num_threads)
     best_s = dict.fromkeys((torch.float32, torch.bfloat16), float("inf"))
     for _ in range(7):  # in turns; the first also warms up
         for dtype in best_s:
