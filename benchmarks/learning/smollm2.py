@@ -2,6 +2,7 @@
 
 python -m benchmarks.learning.smollm2 sft FOLDER          # what GRPO begins with; plays the panels with it
 python -m benchmarks.learning.smollm2 grpo FOLDER SEED    # trains from there; plays the panels with the end
+python -m benchmarks.learning.smollm2 more FOLDER SEED    # trains on from grpo's end, at its last horizon; plays them
 python -m benchmarks.learning.smollm2 untrained FOLDER    # plays the panels with the model as it came
 python -m benchmarks.learning.smollm2 report              # the table of the kept rows, and their figure
 python -m benchmarks.learning.smollm2 panels              # writes its files in panels/ anew
@@ -42,6 +43,7 @@ ADAPTERS = Path(__file__).with_name("smollm2_adapters")  # in bfloat16, 5 MB eac
 DEPTHS = [1, 2]
 NUM_HELD_OUT, NUM_TRAINED, NUM_OTHER = 200, 100, 60  # tasks of the panels
 HORIZON, MAX_NEW_TOKENS = 8, 48
+MORE_SEED = 1000  # what is added to a seed for its second run, which draws other tasks
 HELD_OUT, TRAINED, OTHER = "held_out", "trained", "other"
 ADAPTER_FILE = "adapter_model.safetensors"
 PANELS = (HELD_OUT, TRAINED, OTHER)
@@ -92,7 +94,15 @@ def grpo(folder: Path, seed: int) -> None:
     play(folder, name, policy, start="sft", **({"curve": curve_of(runs)} if runs.is_dir() else {}))
 
 
-def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
+def more(folder: Path, seed: int) -> None:
+    """Train on from FOLDER/grpo-SEED, with an adapter and an optimizer that begin anew; make FOLDER/more-SEED."""
+    name, start, runs = f"more-{seed}", merged(f"grpo-{seed}", folder, folder / "sft"), folder / f"runs-more-{seed}"
+    options = {"base_model": str(start), "seed": MORE_SEED + seed, "scaling_inter": None, "max_episode_steps": HORIZON}
+    policy = merged(name, folder, start, lambda: train("grpo_smollm2_135m", runs, options))
+    play(folder, name, policy, start="sft", **({"curve": curve_of(runs)} if runs.is_dir() else {}))
+
+
+def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path] | None = None) -> Path:
     """Return FOLDER/NAME: a base model with an adapter, which is trained where it is not kept yet."""
     import torch
     from peft import PeftModel
@@ -101,6 +111,8 @@ def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) ->
 
     kept, policy = ADAPTERS / name, folder / name
     if not (kept / ADAPTER_FILE).is_file():
+        if make_run is None:
+            raise SystemExit(f"{name}: must be in {ADAPTERS.name}/. Train it first, see --help.")
         call("rllm-gym", "export", make_run(), kept, "--adapter", "--force")
         (kept / "README.md").unlink()  # peft's, with this machine's paths
         weights = load_file(kept / ADAPTER_FILE)
@@ -214,18 +226,20 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
         left.plot(steps, success, ".", color=f"C{number}", alpha=0.3)
         left.plot(steps, means, color=f"C{number}", label=f"{name}, mean of {WINDOW} train steps")
         horizons = [step["horizon"] for step in curve]
-        for k in (k for k in range(1, len(curve)) if number == 0 and horizons[k] != horizons[k - 1]):
-            left.axvline(k + 0.5, color="gray", linestyle=":")
-            left.text(k + 1, 0.97, f"horizon {horizons[k]}", fontsize="small", color="gray", va="top")
-    left.set(xlabel="train step of 32 episodes", ylabel="success", ylim=(0, 1))
+        for k in (k for k in range(len(curve)) if k == 0 or horizons[k] != horizons[k - 1]):
+            left.axvline(k + 0.5, color=f"C{number}", linestyle=":")
+            text = f"horizon {horizons[k]}"
+            left.text(k + 0.8, 0.97 - 0.06 * number, text, fontsize="small", color=f"C{number}", va="top")
+    left.set(xlabel="train step", ylabel="success in training", ylim=(0, 1))
     if curves:
-        left.legend(fontsize="small", loc="lower right")
+        left.legend(fontsize="small", loc="upper right", bbox_to_anchor=(1, 0.85))
     for number, row in enumerate(rows.values()):
         held_out = row["panels"][HELD_OUT]
         rate, (low, high) = held_out["success_rate"], held_out["success_interval"]
         right.bar(number, rate, color="C2")
         right.errorbar(number, rate, [[rate - low], [high - rate]], color="black", capsize=4)
-    right.set_xticks(range(len(rows)), list(rows))
+    right.set_xticks(range(len(rows)), list(rows), rotation=20, fontsize="small")
+    right.set_ylabel("success on held-out tasks")
     right.set_xlabel(f"{NUM_HELD_OUT} held-out tasks, 95 % intervals")
     figure.savefig(file, dpi=120)
     plt.close(figure)
@@ -234,10 +248,10 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("sft", "grpo", "untrained"):
+    for name in ("sft", "grpo", "more", "untrained"):
         command = commands.add_parser(name)
         command.add_argument("folder", type=lambda name: Path(name).absolute())
-        if name == "grpo":
+        if name in ("grpo", "more"):
             command.add_argument("seed", type=int)
     of_report = commands.add_parser("report")
     of_report.add_argument("--rows", type=Path, default=ROWS)
@@ -250,6 +264,8 @@ def main() -> None:
         report(given.rows, given.figure)
     elif given.command == "grpo":
         grpo(given.folder, given.seed)
+    elif given.command == "more":
+        more(given.folder, given.seed)
     elif given.command == "sft":
         sft(given.folder)
     else:
