@@ -155,9 +155,11 @@ def run(*command: object) -> dict[str, Any]:
     with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
         footprint = Footprint(psutil.Process(process.pid))
         assert process.stdout is not None
-        rows = [
-            json.loads(line) | {"at_s": time.perf_counter() - begun} for line in process.stdout if line.startswith('{"')
-        ]
+        rows = []
+        for line in process.stdout:
+            if line.startswith('{"'):
+                rows.append(json.loads(line) | {"at_s": time.perf_counter() - begun})
+                print(f"{Path(str(command[1])).stem}: {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
     if process.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}: failed. Its error is above.")
     footprint.join()
