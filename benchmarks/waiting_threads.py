@@ -1,9 +1,10 @@
-"""How long OpenMP's threads wait before they sleep: what it costs a sampler alone, and a sampler beside a trainer.
+"""Measures vLLM's decoding speed, alone and beside a trainer, for several times that idle OpenMP threads spin.
 
-    .venv/bin/python benchmarks/waiting_threads.py --model models/smollm2-135m-instruct   # 10 minutes on two cores
+    .venv/bin/python benchmarks/waiting_threads.py --model models/smollm2-135m-instruct   # half an hour on two cores
 
-vLLM decodes for 32 prompts of 400 tokens, with all cores; beside it, in the second part, a process reads 2,048 tokens
-forward and backward over and over, with all cores, too. Every setting is tried in every round, in turns.
+Between two operations a thread spins for a while before it sleeps. Spinning takes a core from other processes; falling
+asleep and being woken takes time. vLLM decodes for 32 prompts on all cores. In the second part another process reads
+2,048 tokens forward and backward over and over, also on all cores. Each round tries every setting once.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import Any
 
 from report import print_row
 
-# OMP_WAIT_POLICY, GOMP_SPINCOUNT: rounds of a loop in which a thread looks for work; GNU's own default is 300,000.
+# GOMP_SPINCOUNT is how often an idle thread looks for work before it sleeps; GNU's own default is 300,000.
 SETTINGS: dict[str, dict[str, str]] = {
     "asleep at once": {"OMP_WAIT_POLICY": "passive"},
     "2,000": {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"},
     "20,000": {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"},
     "OpenMP's default": {},
 }
-NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS, TRAINED_TOKENS = 32, 400, 64, 2048
+NUM_PROMPTS, NEW_TOKENS, TRAINED_TOKENS = 32, 64, 2048
+BLOCK = 32  # tokens of the cache
+PROMPT_TOKENS = 12 * BLOCK + 1  # whole blocks are cached, and one token is read
 
 
 def sample(model: str) -> float:
@@ -35,10 +38,11 @@ def sample(model: str) -> float:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model, dtype="float32", max_model_len=1024, enforce_eager=True, max_num_seqs=NUM_PROMPTS, block_size=32)
+    llm = LLM(
+        model, dtype="float32", max_model_len=1024, enforce_eager=True, max_num_seqs=NUM_PROMPTS, block_size=BLOCK
+    )
     prompts: Any = [
-        {"prompt_token_ids": [(7 * i + j) % 4000 + 100 for j in range(PROMPT_TOKENS // 32 * 32 + 1)]}
-        for i in range(NUM_PROMPTS)
+        {"prompt_token_ids": [(7 * i + j) % 4000 + 100 for j in range(PROMPT_TOKENS)]} for i in range(NUM_PROMPTS)
     ]
     took = []
     for new_tokens in (NEW_TOKENS, 1, NEW_TOKENS):  # the first compiles
@@ -66,21 +70,32 @@ def train(model: str) -> None:
 def start(what: str, model: str, setting: dict[str, str]) -> subprocess.Popen[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     command = [sys.executable, __file__, "--model", model, "--child", what]
-    return subprocess.Popen(command, env=clean | setting, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(command, env=clean | setting, stdout=subprocess.PIPE, text=True)
 
 
 def measure(model: str, setting: dict[str, str], *, beside: bool) -> dict[str, float]:
-    trainer = start("train", model, setting) if beside else None
-    if trainer is not None:
-        trainer.stdout.readline()  # type: ignore[union-attr]
-    begun = time.monotonic()
-    found = {"sampled": json.loads(start("sample", model, setting).communicate()[0].splitlines()[-1])}
-    if trainer is not None:
-        ended = time.monotonic()
-        trainer.terminate()
-        steps = [float(line) for line in trainer.communicate()[0].splitlines()]
-        found["trained"] = TRAINED_TOKENS * sum(begun < at < ended for at in steps) / (ended - begun)
-    return found
+    if not beside:
+        return {"sampled": sampled(model, setting)}
+    with start("train", model, setting) as trainer:
+        try:
+            assert trainer.stdout is not None
+            trainer.stdout.readline()  # it is loaded
+            begun = time.monotonic()
+            found = {"sampled": sampled(model, setting)}
+            ended = time.monotonic()
+        finally:
+            trainer.terminate()
+        steps = [float(line) for line in trainer.stdout.read().splitlines()]
+    return found | {"trained": TRAINED_TOKENS * sum(begun < at < ended for at in steps) / (ended - begun)}
+
+
+def sampled(model: str, setting: dict[str, str]) -> float:
+    """Return what `sample` returns in a process of its own."""
+    sampler = start("sample", model, setting)
+    out, _ = sampler.communicate()
+    if sampler.returncode:
+        raise SystemExit("sample: failed. Its error is above.")
+    return float(out.splitlines()[-1])
 
 
 def main() -> None:

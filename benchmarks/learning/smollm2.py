@@ -88,21 +88,31 @@ def sft(folder: Path) -> None:
 
 def grpo(folder: Path, seed: int) -> None:
     """Train from FOLDER/sft; make FOLDER/grpo-SEED, and its row."""
-    name, start, runs = f"grpo-{seed}", folder / "sft", folder / f"runs-{seed}"
-    options = {"base_model": str(start), "seed": seed}
-    policy = merged(name, folder, start, lambda: train("grpo_smollm2_135m", runs, options))
-    play(folder, name, policy, start="sft", **({"curve": curve_of(runs)} if runs.is_dir() else {}))
+    play_trained(folder, f"grpo-{seed}", grpo_policy(folder, seed))
 
 
 def more(folder: Path, seed: int) -> None:
     """Train on from FOLDER/grpo-SEED, with an adapter and an optimizer that begin anew; make FOLDER/more-SEED."""
-    name, start, runs = f"more-{seed}", merged(f"grpo-{seed}", folder, folder / "sft"), folder / f"runs-more-{seed}"
-    options = {"base_model": str(start), "seed": MORE_SEED + seed, "scaling_inter": None, "max_episode_steps": HORIZON}
-    policy = merged(name, folder, start, lambda: train("grpo_smollm2_135m", runs, options))
+    name, start = f"more-{seed}", grpo_policy(folder, seed)
+    options = {"seed": MORE_SEED + seed, "scaling_inter": None, "max_episode_steps": HORIZON}
+    play_trained(folder, name, trained_by_grpo(name, folder, start, options))
+
+
+def grpo_policy(folder: Path, seed: int) -> Path:
+    return trained_by_grpo(f"grpo-{seed}", folder, folder / "sft", {"seed": seed})
+
+
+def trained_by_grpo(name: str, folder: Path, start: Path, options: Mapping[str, Any]) -> Path:
+    options = {"base_model": str(start), **options}
+    return merged(name, folder, start, lambda: train("grpo_smollm2_135m", folder / f"runs-{name}", options))
+
+
+def play_trained(folder: Path, name: str, policy: Path) -> None:
+    runs = folder / f"runs-{name}"
     play(folder, name, policy, start="sft", **({"curve": curve_of(runs)} if runs.is_dir() else {}))
 
 
-def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path] | None = None) -> Path:
+def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
     """Return FOLDER/NAME: a base model with an adapter, which is trained where it is not kept yet."""
     import torch
     from peft import PeftModel
@@ -111,8 +121,6 @@ def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path] | N
 
     kept, policy = ADAPTERS / name, folder / name
     if not (kept / ADAPTER_FILE).is_file():
-        if make_run is None:
-            raise SystemExit(f"{name}: must be in {ADAPTERS.name}/. Train it first, see --help.")
         call("rllm-gym", "export", make_run(), kept, "--adapter", "--force")
         (kept / "README.md").unlink()  # peft's, with this machine's paths
         weights = load_file(kept / ADAPTER_FILE)

@@ -31,7 +31,7 @@ DRIVER_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",  # else escapes reach files, too
     "OMP_WAIT_POLICY": "passive",  # sampler and trainer share the cores; spinning threads of one starve the other
-    "GOMP_SPINCOUNT": "2000",  # a moment: to fall asleep at once and be woken costs a sampler a fifth of its time
+    "GOMP_SPINCOUNT": "2000",  # a moment: to sleep at once and be woken costs a sampler a tenth of its time
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # else relative paths in a configuration mean other files in a trial
     "RAY_AIR_NEW_OUTPUT": "0",  # our own reporter speaks
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # they would tear our own bar
