@@ -55,6 +55,13 @@ GATEWAY, GATEWAY_TESTS = "rllm_gym/server/gateway.py", "tests/server/test_gatewa
 
 MUTANTS = [
     Mutant(
+        "DeepSpeed takes the machine's GPU for a learner without one",
+        LEARNER,
+        "deepspeed = import_deepspeed(self._device)",
+        "deepspeed = import_deepspeed()",
+        "tests/learner/test_libraries.py",
+    ),
+    Mutant(
         "a file of weights may end in zeros",
         "rllm_gym/cli/train/model_files.py",
         "return begin < end and not any(",

@@ -72,17 +72,20 @@ def print_search(search: Rows) -> None:
 
 def print_schedules(rows: Rows, budget: str) -> None:
     """Print a line per schedule: means over seeds, of success with its interval."""
-    total = rows[0][budget]
-    print(f"\nAfter {total:,} {budget} of training (at the start {rows[0]['start']['last']['success']:.3f}):\n")
+    total, start = rows[0][budget], rows[0]["start"]["last"]["success"]
+    print(f"\nAfter {total:,} {budget} of training (at the start {start:.3f}):\n")
     print(
-        "| schedule | seeds | success | 2-5 turns | 6-10 turns | training tasks | turns per solved | tokens per solved "
-        "| truncated | entropy | gradient norm | collapsed | train steps | minutes |\n" + "|---" * 14 + "|"
+        "| schedule | seeds | success | below the start | 2-5 turns | 6-10 turns | training tasks | turns per solved "
+        "| tokens per solved | truncated | entropy | gradient norm | collapsed | train steps | minutes |\n"
+        + "|---" * 15
+        + "|"
     )
     for name in names_of(rows):
         mine = [row for row in rows if row["schedule"] == name]
         last = [reading_at(row, study.NUM_POINTS, budget) for row in mine]
         mean, low, high = t_interval([reading["success"] for reading in last])
         cells = [name, str(len(mine)), f"{mean:.3f} [{low:.3f}, {high:.3f}]"]
+        cells += [str(sum(reading["success"] < start for reading in last))]
         cells += [f"{np.mean([of_lengths(r, lengths) for r in last]):.3f}" for lengths in (range(2, 6), range(6, 11))]
         cells += [f"{np.mean([row['readings'][-1]['success'] for row in mine]):.3f}"]
         cells += [_mean_of(last, "turns_per_solved"), _mean_of(last, "tokens_per_solved"), _mean_of(last, "truncated")]

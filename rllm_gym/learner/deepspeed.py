@@ -95,7 +95,7 @@ class DeepSpeedLearner(WeightSender):
         if "optimizer" not in settings:
             lr, betas, weight_decay = self.learning_rate(module_id), self.config.adam_betas, self.config.weight_decay
             optimizer = torch.optim.AdamW(parameters, lr=lr, betas=tuple(betas), weight_decay=weight_decay)
-        deepspeed = import_deepspeed()
+        deepspeed = import_deepspeed(self._device)
         engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, model_parameters=parameters, config=settings, dist_init_required=False
         )
@@ -118,7 +118,7 @@ class DeepSpeedLearner(WeightSender):
         if is_whole or settings["zero_optimization"]["stage"] != 3:
             return frozen.to(self._device)
         settings["zero_optimization"].pop("offload_optimizer", None)  # there is none
-        engine, *_ = import_deepspeed().initialize(model=frozen, config=settings, dist_init_required=False)
+        engine, *_ = import_deepspeed(self._device).initialize(model=frozen, config=settings, dist_init_required=False)
         return engine
 
     def learning_rate(self, module_id: str) -> float:

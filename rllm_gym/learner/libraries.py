@@ -5,18 +5,26 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rllm_gym.importing import leave_out_scipy, uncollected, without
+
+if TYPE_CHECKING:
+    import torch
 
 _importing: list[threading.Thread] = []
 
 
-def import_deepspeed() -> Any:
-    """Return DeepSpeed, set up for what is there."""
+def import_deepspeed(device: torch.device | None = None) -> Any:
+    """Return DeepSpeed, set up for what is there.
+
+    Args:
+        device: where its engines belong. A learner without a GPU is on the CPU of a machine that may have one, where
+            DeepSpeed would take it.
+    """
     import torch
 
-    if not torch.cuda.is_available():
+    if (device is not None and device.type == "cpu") or not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed probes for accelerators
     with uncollected(), without("mlflow"):  # a second and more, for a tuner that nothing here uses
         import deepspeed
@@ -24,6 +32,9 @@ def import_deepspeed() -> Any:
     # Workaround for DeepSpeed 0.19: on a CPU it compiles an all-reduce for half a minute; gloo does the same work here.
     # It may go once a wheel brings that operator compiled.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device is not None and device.type != deepspeed.get_accelerator().device_name():  # imported for another one
+        module = importlib.import_module(f"deepspeed.accelerator.{device.type}_accelerator")
+        deepspeed.accelerator.set_accelerator(getattr(module, f"{device.type.upper()}_Accelerator")())
     return deepspeed
 
 

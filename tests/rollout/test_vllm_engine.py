@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rllm_gym.errors import ConfigError
 from rllm_gym.rollout.engines import adapter_options
-from rllm_gym.rollout.engines.vllm import VLLMEngine
+from rllm_gym.rollout.engines.vllm import LLMEngine, VLLMEngine
 from rllm_gym.rollout.loop import RolloutLoop
 from rllm_gym.types import AGENT, SamplingParams, TaskGroup
 from rllm_gym.weights.format import LORA_A, LORA_B, AdaptedWeights, Tensors, difference
@@ -363,6 +363,15 @@ def test_unknown_and_reserved_engine_options_are_refused(tiny_model, options, me
 
 
 @pytest.mark.slow
+def test_a_package_that_vllm_misses_is_named(tiny_model, monkeypatch):
+    def lacks(args):
+        raise ModuleNotFoundError("No module named 'flashinfer.decode'", name="flashinfer.decode")
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", lacks)
+    with pytest.raises(ConfigError, match=r"not installed: flashinfer\.decode\. Install it"):
+        make_engine(tiny_model)
+
+
 def test_looking_at_what_is_deprecated_warns_nobody():
     code = (
         "import torch.distributed, warnings; from rllm_gym.rollout.engines import vllm; "

@@ -155,6 +155,10 @@ def _distinct(configs: list[Any], names: tuple[str, ...]) -> list[Any]:
 
 def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -> list[str]:
     """Ask vLLM whether it takes a model with these options, and whether its cache fits; no weights are loaded."""
+    has_gpu, options = config.num_gpus_per_env_runner > 0, dict(config.engine_options)
+    lacks_gpu = has_gpu and gpu_bytes() is None
+    if lacks_gpu and options.pop("enable_sleep_mode", False):  # vLLM refuses it on a CPU
+        faults.unchecked.append("engine_options: enable_sleep_mode, on GPUs that this machine does not have")
     try:
         with quiet():
             from transformers import AutoConfig
@@ -170,17 +174,17 @@ def _look_at_vllm(config: Any, model: str, faults: Faults, *, is_joined: bool) -
                 dtype=config.weight_dtype,
                 max_model_len=config.max_model_len,
                 skip_tokenizer_init=True,
-                **{"trust_remote_code": config.trust_remote_code, **config.engine_options},
+                **{"trust_remote_code": config.trust_remote_code, **options},
             )
             args.create_model_config()
     except ValueError as error:
         faults.add_between(("config", "max_model_len"), parse_reason(error), code=FAILED)
         return []
-    has_gpu, compilers = config.num_gpus_per_env_runner > 0, (os.environ.get("CC"), "cc", "gcc", "clang")
+    compilers = (os.environ.get("CC"), "cc", "gcc", "clang")
     if has_gpu and not any(name and shutil.which(name) for name in compilers):
         text = "engine: vllm compiles for a GPU with a C compiler; got none. Install gcc, or set CC."
         faults.add_machine(("config", "engine"), text, code=FAILED)
-    if has_gpu and gpu_bytes() is None:
+    if lacks_gpu:
         faults.unchecked.append("the key-value cache, on GPUs that this machine does not have")
         return []
     cache = measure_cache(config, model)

@@ -543,6 +543,11 @@ def _build(args: EngineArgs) -> LLMEngine:
             engine = LLMEngine.from_engine_args(args)
     except ValueError as error:  # pydantic's, of many lines: a length, a dtype or a size that the model cannot have
         raise ConfigError(f"VLLMEngine: vLLM refuses its options. {parse_reason(error)}") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"VLLMEngine: vLLM needs a package for this model that is not installed: {error.name}. Install it, or set "
+            "engine: transformers."
+        ) from error
     except (AssertionError, AttributeError, ImportError, KeyError, NotImplementedError, TypeError) as error:
         raise ConfigError(
             f"VLLMEngine: vLLM must know how to build the model; got {type(error).__name__}: "

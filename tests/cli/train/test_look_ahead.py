@@ -329,6 +329,14 @@ def test_a_file_for_another_machine_is_checked_without_what_this_one_lacks(
     assert dry_run(tmp_path, text, "--elsewhere").exit_code == 1
 
 
+def test_the_sleep_of_a_sampler_on_another_machines_gpu_is_not_refused(tmp_path: Path, prompts: object) -> None:
+    asleep = EXPERIMENT + "    engine_options: {enable_sleep_mode: true}\n"
+    assert "Sleep mode is not supported" in dry_run(tmp_path, asleep, "--elsewhere").stderr  # on a CPU nothing sleeps
+    done = dry_run(tmp_path, asleep + "    num_gpus_per_env_runner: 1\n", "--elsewhere")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "# not checked: engine_options: enable_sleep_mode, on GPUs" in done.stdout
+
+
 def test_a_package_that_is_not_here_is_lacking_and_not_wrong(
     tmp_path: Path, prompts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
