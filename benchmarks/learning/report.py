@@ -109,20 +109,24 @@ def _mean_of(readings: Sequence[Mapping[str, Any]], key: str) -> str:
 def print_contrasts(rows: Rows, best_fixed: str) -> None:
     """Print the primary contrast, ScalingInter minus the best fixed horizon at equal turns, and the others.
 
-    The others are one family under Holm's correction, of both budgets together.
+    The others are one family under Holm's correction, of both budgets together; those with the long horizon at
+    ScalingInter's learning rate were added after the first part had been seen, and are outside of it.
     """
     pairs = [("scaling_inter", best_fixed)]
     pairs += [(name, "scaling_inter") for name in study.SCHEDULES if name not in pairs[0]]
     pairs += [(study.TROUBLE, "long")]
-    found = {(*pair, budget): between(rows, *pair, budget) for budget in BUDGETS for pair in pairs}
+    added = [("scaling_inter", study.LONG_SLOW), (study.LONG_SLOW, "long")]
+    found = {(*pair, budget): between(rows, *pair, budget) for budget in BUDGETS for pair in pairs + added}
     known = {key: of for key, of in found.items() if of is not None}
     primary = (*pairs[0], "turns")
-    adjusted = holm({" ".join(key): of.p for key, of in known.items() if key != primary and not isnan(of.p)})
+    family = {" ".join(key): of.p for key, of in known.items() if key != primary and key[:2] not in added}
+    adjusted = holm({name: p for name, p in family.items() if not isnan(p)})
     print("\n| contrast | equal | seeds | difference | t interval | crossed bootstrap | p | Holm | found with 80 % |")
     print("|---" * 9 + "|")
     for key, of in known.items():
         name = " ".join(key)
-        corrected = "primary" if key == primary else f"{adjusted[name]:.3f}" if name in adjusted else "-"
+        corrected = "primary" if key == primary else "exploratory" if key[:2] in added else "-"
+        corrected = f"{adjusted[name]:.3f}" if name in adjusted else corrected
         t_low, t_high = of.t_interval
         low, high = of.crossed_interval
         print(
@@ -144,7 +148,7 @@ def between(rows: Rows, a: str, b: str, budget: str) -> Contrast | None:
 
 
 def names_of(rows: Rows) -> list[str]:
-    return [name for name in (*study.SCHEDULES, study.TROUBLE) if any(row["schedule"] == name for row in rows)]
+    return [name for name in study.REPORTED if any(row["schedule"] == name for row in rows)]
 
 
 def draw(rows: Rows, budget: str, file: Path) -> None:

@@ -27,7 +27,9 @@ SEARCHED = ("long", "scaling_inter")  # each of LRS; the other schedules take th
 LR_OF = {"short": "long", "middle": "long", "random": "scaling_inter", "adaptive": "scaling_inter"}
 LR_OF |= {"tti": "scaling_inter", "long_to_short": "scaling_inter"}
 SEARCH_SHARE = 0.5  # of the budgets
+LONG_SLOW = "long_slow"  # the long horizon at ScalingInter's lr; exploratory, for the search chose it another
 TROUBLE = "long_lr_x3"  # the paper's failing case: the long horizon at three times its lr
+REPORTED = (*FIRST, LONG_SLOW, *SECOND, TROUBLE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def horizon_of(run: Run, *, turns: int, train_step: int) -> int | None:
             return SHORT
         case "middle":
             return MIDDLE
-        case "long" | "long_lr_x3":
+        case "long" | "long_slow" | "long_lr_x3":
             return LONG
         case "scaling_inter":
             return HORIZONS[third]
@@ -116,6 +118,8 @@ def reported_runs(lrs: dict[str, float]) -> Iterator[Run]:
     for seed in SEEDS:
         for schedule in FIRST:
             yield Run("babyai", schedule, seed, lr_of(schedule))
+    for seed in SEEDS:
+        yield Run("babyai", LONG_SLOW, seed, lrs["scaling_inter"])
     for seed in SECOND_SEEDS:
         for schedule in SECOND:
             yield Run("babyai", schedule, seed, lr_of(schedule))

@@ -70,6 +70,7 @@ def test_one_seed_has_no_t_interval():
     [
         ("short", [3, 3, 3, 3]),
         ("long", [12, 12, 12, 12]),
+        ("long_slow", [12, 12, 12, 12]),
         ("long_lr_x3", [12, 12, 12, 12]),
         ("scaling_inter", [3, 3, 6, 12]),
         ("long_to_short", [12, 12, 6, 3]),
@@ -99,6 +100,7 @@ def test_a_reported_run_is_none_of_the_search():
         ("short", 1e-4), ("middle", 1e-4), ("long", 1e-4), ("scaling_inter", 2e-4), ("random", 2e-4),
     ]  # fmt: skip
     assert Counter(run.schedule for run in reported)["scaling_inter"] == 10
+    assert [run.lr for run in reported if run.schedule == study.LONG_SLOW] == [2e-4] * 10
     assert [run.lr for run in reported if run.schedule == study.TROUBLE] == pytest.approx([3e-4] * 5)
 
 
@@ -330,6 +332,7 @@ def test_the_report_contrasts_scaling_inter_with_the_fixed_horizon_that_the_sear
     search += [row("scaling_inter", 100, [0.0, 0.0])]
     rows = [row("middle", 0, [0.5, 0.0]), row("middle", 1, [0.5, 0.0]), row("random", 0, [0.0, 0.0])]
     rows += [row("scaling_inter", 0, [0.5, 0.2]), row("scaling_inter", 1, [1.0, 0.1]), row("random", 1, [0.2, 0.0])]
+    rows += [row("long_slow", 0, [0.5, 0.0]), row("long_slow", 1, [0.5, 0.0])]  # added later, so that it proves nothing
     for name, of in (("rows", rows), ("search", search)):
         for each in of:
             runner.append_row(tmp_path / name, each)
@@ -339,6 +342,8 @@ def test_the_report_contrasts_scaling_inter_with_the_fixed_horizon_that_the_sear
     assert "| scaling_inter - middle | turns | 2 | +0.200 | [-1.071, +1.471] |" in printed
     assert "| 0.295 | primary |" in printed
     assert "| random - scaling_inter | tokens | 2 | -0.400 |" in printed
+    [added] = [line for line in printed.splitlines() if line.startswith("| scaling_inter - long_slow | turns |")]
+    assert "| +0.200 |" in added and "| exploratory |" in added
     assert (tmp_path / "curve_turns.png").stat().st_size > 10_000
 
 
