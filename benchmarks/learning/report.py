@@ -119,14 +119,13 @@ def print_contrasts(rows: Rows, best_fixed: str) -> None:
     found = {(*pair, budget): between(rows, *pair, budget) for budget in BUDGETS for pair in pairs + added}
     known = {key: of for key, of in found.items() if of is not None}
     primary = (*pairs[0], "turns")
-    family = {" ".join(key): of.p for key, of in known.items() if key != primary and key[:2] not in added}
-    adjusted = holm({name: p for name, p in family.items() if not isnan(p)})
+    labels = {key: "exploratory" for key in known if key[:2] in added} | {primary: "primary"}
+    adjusted = holm({" ".join(key): of.p for key, of in known.items() if key not in labels and not isnan(of.p)})
     print("\n| contrast | equal | seeds | difference | t interval | crossed bootstrap | p | Holm | found with 80 % |")
     print("|---" * 9 + "|")
     for key, of in known.items():
         name = " ".join(key)
-        corrected = "primary" if key == primary else "exploratory" if key[:2] in added else "-"
-        corrected = f"{adjusted[name]:.3f}" if name in adjusted else corrected
+        corrected = f"{adjusted[name]:.3f}" if name in adjusted else labels.get(key, "-")
         t_low, t_high = of.t_interval
         low, high = of.crossed_interval
         print(

@@ -25,7 +25,7 @@ SEARCH_SEEDS = (100,)  # never reported
 LRS = (5e-5, 1e-4, 2e-4)
 SEARCHED = ("long", "scaling_inter")  # each of LRS; the other schedules take the lr of the one that is named here
 LR_OF = {"short": "long", "middle": "long", "random": "scaling_inter", "adaptive": "scaling_inter"}
-LR_OF |= {"tti": "scaling_inter", "long_to_short": "scaling_inter"}
+LR_OF |= {"tti": "scaling_inter", "long_to_short": "scaling_inter", "long_slow": "scaling_inter"}
 SEARCH_SHARE = 0.5  # of the budgets
 LONG_SLOW = "long_slow"  # the long horizon at ScalingInter's lr; exploratory, for the search chose it another
 TROUBLE = "long_lr_x3"  # the paper's failing case: the long horizon at three times its lr
@@ -119,7 +119,7 @@ def reported_runs(lrs: dict[str, float]) -> Iterator[Run]:
         for schedule in FIRST:
             yield Run("babyai", schedule, seed, lr_of(schedule))
     for seed in SEEDS:
-        yield Run("babyai", LONG_SLOW, seed, lrs["scaling_inter"])
+        yield Run("babyai", LONG_SLOW, seed, lr_of(LONG_SLOW))
     for seed in SECOND_SEEDS:
         for schedule in SECOND:
             yield Run("babyai", schedule, seed, lr_of(schedule))

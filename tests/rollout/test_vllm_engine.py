@@ -362,7 +362,6 @@ def test_unknown_and_reserved_engine_options_are_refused(tiny_model, options, me
         VLLMEngine(str(tiny_model), max_model_len=256, options=options)
 
 
-@pytest.mark.slow
 def test_a_package_that_vllm_misses_is_named(tiny_model, monkeypatch):
     def lacks(args):
         raise ModuleNotFoundError("No module named 'flashinfer.decode'", name="flashinfer.decode")
@@ -372,6 +371,7 @@ def test_a_package_that_vllm_misses_is_named(tiny_model, monkeypatch):
         make_engine(tiny_model)
 
 
+@pytest.mark.slow
 def test_looking_at_what_is_deprecated_warns_nobody():
     code = (
         "import torch.distributed, warnings; from rllm_gym.rollout.engines import vllm; "
