@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct on TextCraft, on two cores: SFT on the expert's episodes, then GRPO; see `plan_smollm2.md`.
+"""SmolLM2-135M-Instruct, on two cores: SFT on the expert's episodes, then GRPO.
 
 python -m benchmarks.learning.smollm2 sft FOLDER          # what GRPO begins with; plays the panels with it
 python -m benchmarks.learning.smollm2 grpo FOLDER SEED    # trains from there; plays the panels with the end
@@ -7,10 +7,12 @@ python -m benchmarks.learning.smollm2 untrained FOLDER    # plays the panels wit
 python -m benchmarks.learning.smollm2 report              # the table of the kept rows, and their figure
 python -m benchmarks.learning.smollm2 panels              # writes its files in panels/ anew
 
+On BabyAI (`plan_smollm2_babyai.md`), or with `--on textcraft` on TextCraft (`plan_smollm2.md`).
+
 `make smollm2` makes the model. Each is a sequence of the commands that a reader has, which are printed: `rllib train
 file` of the shipped examples, `rllm-gym export --adapter` and `rllib evaluate --panel`. Called again they go on where
-they stopped; a row is appended to FOLDER/smollm2.jsonl when a policy has played its panels. An adapter that is in
-`smollm2_adapters/` is not trained again.
+they stopped; a row is appended to FOLDER/smollm2_babyai.jsonl when a policy has played its panels. An adapter that is
+in `smollm2_babyai_adapters/` is not trained again.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,93 +36,181 @@ from benchmarks.learning import tasks
 from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
 from benchmarks.separate_runs import is_bfloat16_faster
 
-ENV = "rllm_gym:rllm_gym/TextCraft-v0"
 BASE_MODEL = "models/smollm2-135m-instruct"
-ROWS = Path(__file__).with_name("smollm2.jsonl")
-EXAMPLES = ROWS.parents[2] / "tuned_examples" / "textcraft"
-FIGURE = ROWS.parents[2] / "docs" / "images" / "smollm2.png"
+REPOSITORY = Path(__file__).parents[2]
+TEXTCRAFT_ENV = "rllm_gym:rllm_gym/TextCraft-v0"
+OPTIONS = {"evaluation_interval": None}  # the panels are played apart
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+# Go to an object, to a door, or to two objects in order; open a door, or two in order; pick something up.
+LEVELS = (5, 8, 9, 10, 14, 16, 19, 21)
 WINDOW = 5  # train steps of the figure's mean
-ADAPTERS = Path(__file__).with_name("smollm2_adapters")  # in bfloat16, 5 MB each
-DEPTHS = [1, 2]
 NUM_HELD_OUT, NUM_TRAINED, NUM_OTHER = 200, 100, 60  # tasks of the panels
 HORIZON, MAX_NEW_TOKENS = 8, 48
 MORE_SEED = 1000  # what is added to a seed for its second run, which draws other tasks
 HELD_OUT, TRAINED, OTHER = "held_out", "trained", "other"
 ADAPTER_FILE = "adapter_model.safetensors"
 PANELS = (HELD_OUT, TRAINED, OTHER)
-TRAINING_TASKS, HELD_OUT_TASKS = (tasks.FOLDER / f"smollm2_{name}_tasks.json" for name in ("training", "held_out"))
 KEPT = ("panel_hash", "success_rate", "success_interval", "by_env")  # of a result
-OPTIONS = {
-    "env_config": {"splits": {"train": str(TRAINING_TASKS), "eval": str(HELD_OUT_TASKS)}},
-    "evaluation_interval": None,  # the panels are played apart
-}
-AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 
 
-def write_panels() -> None:
-    """Hold out all of the `eval` split and as many others as are missing, and write the panels' tasks."""
-    held_out, others = (
-        list(gymnasium.make(ENV, obs_type="text", depth=DEPTHS, split=split).unwrapped.item_ids)  # type: ignore[attr-defined]
-        for split in ("eval", "train")
-    )
+@dataclass(frozen=True)
+class Study:
+    """One environment to train in, with its files.
+
+    Args:
+        name: of its examples' folder.
+        prefix: of its files' names, which are beside this one and in `panels/`.
+        options: of its trainings, beside those of the example.
+        find_tasks: returns the held-out tasks, and training tasks in the order in which its panel takes them.
+        other: the environment that is never trained in, and its panel's tasks.
+    """
+
+    name: str
+    env: str
+    prefix: str
+    options: Mapping[str, Any]
+    find_tasks: Callable[[], tuple[list[str], list[str]]]
+    other: tuple[str, Callable[[], list[str]]]
+
+    @property
+    def rows(self) -> Path:
+        return Path(__file__).with_name(f"{self.prefix}.jsonl")
+
+    @property
+    def adapters(self) -> Path:
+        """The folder of the trained adapters, in bfloat16, 5 MB each."""
+        return Path(__file__).with_name(f"{self.prefix}_adapters")
+
+    @property
+    def examples(self) -> Path:
+        return REPOSITORY / "tuned_examples" / self.name
+
+    @property
+    def figure(self) -> Path:
+        return REPOSITORY / "docs" / "images" / f"{self.prefix}.png"
+
+    def panel_file(self, kind: str) -> Path:
+        return tasks.FOLDER / f"{self.prefix}_{kind}.json"
+
+
+def _ids(env: str, **options: Any) -> list[str]:
+    return list(gymnasium.make(env, obs_type="text", **options).unwrapped.item_ids)  # type: ignore[attr-defined]
+
+
+def _textcraft_tasks() -> tuple[list[str], list[str]]:
+    """Hold out all of the `eval` split and as many others as are missing."""
+    held_out, others = (_ids(TEXTCRAFT_ENV, depth=[1, 2], split=split) for split in ("eval", "train"))
     others = [str(item) for item in np.random.default_rng(0).permutation(others)]
     num_more = NUM_HELD_OUT - len(held_out)
-    held_out, trained = held_out + others[:num_more], others[num_more:]
-    HELD_OUT_TASKS.write_text(json.dumps(held_out, indent=1) + "\n", encoding="utf-8")
-    TRAINING_TASKS.write_text(json.dumps(trained, indent=1) + "\n", encoding="utf-8")
-    babyai = tasks.balanced(tasks.by_length(tasks.tasks()["held_out"]), NUM_OTHER, seed=tasks.PANEL_SEED)
-    chosen = {HELD_OUT: (ENV, held_out), TRAINED: (ENV, trained[:NUM_TRAINED]), OTHER: (tasks.ENV, babyai)}
+    return held_out + others[:num_more], others[num_more:]
+
+
+def _babyai_tasks() -> tuple[list[str], list[str]]:
+    """Hold out tasks of seeds that are in neither split, as many of each level; none begins as a training task does."""
+    env = gymnasium.make(tasks.ENV, obs_type="text", split="all").unwrapped
+
+    def seen_first(item_id: str) -> str:
+        return env.reset(seed=0, options={"item_id": item_id})[0]
+
+    trained = [str(item) for item in np.random.default_rng(0).permutation(_ids(tasks.ENV, levels=LEVELS))]
+    known = {seen_first(item_id) for item_id in trained}
+    held_out: list[str] = []
+    for level in LEVELS:
+        items = [f"babyai_{level - 1 + tasks.NUM_LEVELS * seed}" for seed in tasks.SEEDS["held_out"]]
+        held_out += [item_id for item_id in items if seen_first(item_id) not in known][: NUM_HELD_OUT // len(LEVELS)]
+    env.close()
+    return held_out, trained
+
+
+def _babyai_of_the_horizon_study() -> list[str]:
+    return tasks.balanced(tasks.by_length(tasks.tasks()["held_out"]), NUM_OTHER, seed=tasks.PANEL_SEED)
+
+
+def _textcraft_held_out() -> list[str]:
+    return [str(item) for item in np.random.default_rng(1).permutation(_textcraft_tasks()[0])][:NUM_OTHER]
+
+
+_TEXTCRAFT_FILES = {
+    split: str(tasks.FOLDER / f"smollm2_{name}_tasks.json")
+    for split, name in (("train", "training"), ("eval", "held_out"))
+}
+STUDIES = {
+    study.name: study
+    for study in (
+        Study("babyai", tasks.ENV, "smollm2_babyai", {}, _babyai_tasks, (TEXTCRAFT_ENV, _textcraft_held_out)),
+        Study(
+            "textcraft",
+            TEXTCRAFT_ENV,
+            "smollm2",
+            {"env_config": {"splits": _TEXTCRAFT_FILES}},
+            _textcraft_tasks,
+            (tasks.ENV, _babyai_of_the_horizon_study),
+        ),
+    )
+}
+
+
+def write_panels(study: Study) -> None:
+    """Write the panels' tasks, and for TextCraft the two lists of tasks that its trainings read."""
+    held_out, trained = study.find_tasks()
+    for split, items in (("eval", held_out), ("train", trained)):
+        if file := study.options.get("env_config", {}).get("splits", {}).get(split):
+            Path(file).write_text(json.dumps(items, indent=1) + "\n", encoding="utf-8")
+    other_env, find_other = study.other
+    chosen = {
+        HELD_OUT: (study.env, held_out),
+        TRAINED: (study.env, trained[:NUM_TRAINED]),
+        OTHER: (other_env, find_other()),
+    }
     for kind, (env, items) in chosen.items():
         command = ["panel", env, "--split", "all", "--env-config", json.dumps({"item_ids": items})]
         command += ["--episodes", str(len(items)), "--seed", str(tasks.PANEL_SEED)]
         command += ["--horizon", str(HORIZON), "--max-new-tokens", str(MAX_NEW_TOKENS)]
         found = subprocess.run([_tool("rllm-gym"), *command], check=True, stdout=subprocess.PIPE, text=True).stdout
-        panel_file(kind).write_text(found, encoding="utf-8")
+        study.panel_file(kind).write_text(found, encoding="utf-8")
 
 
-def panel_file(kind: str) -> Path:
-    return tasks.FOLDER / f"smollm2_{kind}.json"
-
-
-def sft(folder: Path) -> None:
+def sft(study: Study, folder: Path) -> None:
     """Make FOLDER/sft, the policy that GRPO begins with, and its row."""
-    play(folder, "sft", merged("sft", folder, Path(BASE_MODEL), lambda: train("sft_smollm2_135m", folder, {})))
+    start = merged(study, "sft", folder, Path(BASE_MODEL), lambda: train(study, "sft_smollm2_135m", folder, {}))
+    play(study, folder, "sft", start)
 
 
-def grpo(folder: Path, seed: int) -> None:
+def grpo(study: Study, folder: Path, seed: int) -> None:
     """Train from FOLDER/sft; make FOLDER/grpo-SEED, and its row."""
-    play_trained(folder, f"grpo-{seed}", grpo_policy(folder, seed))
+    play_trained(study, folder, f"grpo-{seed}", grpo_policy(study, folder, seed))
 
 
-def more(folder: Path, seed: int) -> None:
+def more(study: Study, folder: Path, seed: int) -> None:
     """Train on from FOLDER/grpo-SEED, with an adapter and an optimizer that begin anew; make FOLDER/more-SEED."""
-    name, start = f"more-{seed}", grpo_policy(folder, seed)
+    name, start = f"more-{seed}", grpo_policy(study, folder, seed)
     options = {"seed": MORE_SEED + seed, "scaling_inter": None, "max_episode_steps": HORIZON}
-    play_trained(folder, name, trained_by_grpo(name, folder, start, options))
+    play_trained(study, folder, name, trained_by_grpo(study, name, folder, start, options))
 
 
-def grpo_policy(folder: Path, seed: int) -> Path:
-    return trained_by_grpo(f"grpo-{seed}", folder, folder / "sft", {"seed": seed})
+def grpo_policy(study: Study, folder: Path, seed: int) -> Path:
+    return trained_by_grpo(study, f"grpo-{seed}", folder, folder / "sft", {"seed": seed})
 
 
-def trained_by_grpo(name: str, folder: Path, start: Path, options: Mapping[str, Any]) -> Path:
+def trained_by_grpo(study: Study, name: str, folder: Path, start: Path, options: Mapping[str, Any]) -> Path:
     options = {"base_model": str(start), **options}
-    return merged(name, folder, start, lambda: train("grpo_smollm2_135m", folder / f"runs-{name}", options))
-
-
-def play_trained(folder: Path, name: str, policy: Path) -> None:
     runs = folder / f"runs-{name}"
-    play(folder, name, policy, start="sft", **({"curve": curve_of(runs)} if runs.is_dir() else {}))
+    return merged(study, name, folder, start, lambda: train(study, "grpo_smollm2_135m", runs, options))
 
 
-def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
+def play_trained(study: Study, folder: Path, name: str, policy: Path) -> None:
+    runs = folder / f"runs-{name}"
+    play(study, folder, name, policy, start="sft", **({"curve": curve_of(runs)} if runs.is_dir() else {}))
+
+
+def merged(study: Study, name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
     """Return FOLDER/NAME: a base model with an adapter, which is trained where it is not kept yet."""
     import torch
     from peft import PeftModel
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
-    kept, policy = ADAPTERS / name, folder / name
+    kept, policy = study.adapters / name, folder / name
     if not (kept / ADAPTER_FILE).is_file():
         call("rllm-gym", "export", make_run(), kept, "--adapter", "--force")
         (kept / "README.md").unlink()  # peft's, with this machine's paths
@@ -135,20 +226,20 @@ def merged(name: str, folder: Path, base: Path, make_run: Callable[[], Path]) ->
     return policy
 
 
-def train(example: str, storage: Path, options: Mapping[str, Any]) -> Path:
+def train(study: Study, example: str, storage: Path, options: Mapping[str, Any]) -> Path:
     """Train as a shipped example says, and return the run's folder."""
     resume = ["--resume"] if any(storage.glob("*/*/checkpoint_*")) else []
-    [written] = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text(encoding="utf-8")).values()
+    [written] = yaml.safe_load((study.examples / f"{example}.yaml").read_text(encoding="utf-8")).values()
     autocast = AUTOCAST if is_bfloat16_faster() else {}
     deepspeed = written["config"].get("deepspeed", {}) | autocast  # --config takes its place
-    config = json.dumps({**OPTIONS, "deepspeed": deepspeed, **options})
-    call("rllib", "train", "file", f"textcraft/{example}", "--storage-path", storage, "--config", config, *resume)
-    return storage / f"textcraft_{example}"
+    config = json.dumps({**OPTIONS, **study.options, "deepspeed": deepspeed, **options})
+    call("rllib", "train", "file", f"{study.name}/{example}", "--storage-path", storage, "--config", config, *resume)
+    return storage / f"{study.name}_{example}"
 
 
-def play(folder: Path, policy_name: str, policy: str | Path, **more: Any) -> None:
+def play(study: Study, folder: Path, policy_name: str, policy: str | Path, **more: Any) -> None:
     """Play the panels that have not been played with a policy, and append a row."""
-    rows = read_rows(folder / ROWS.name)
+    rows = read_rows(folder / study.rows.name)
     if policy_name in {row["policy"] for row in rows}:
         return
     readings = {}
@@ -156,10 +247,10 @@ def play(folder: Path, policy_name: str, policy: str | Path, **more: Any) -> Non
         out = folder / "panels" / f"{policy_name}-{kind}"
         if not (out / "result.json").is_file():
             resume = ["--resume"] if out.is_dir() else []
-            call("rllib", "evaluate", policy, "--panel", panel_file(kind), "--out", out, *resume)
+            call("rllib", "evaluate", policy, "--panel", study.panel_file(kind), "--out", out, *resume)
         found = json.loads((out / "result.json").read_text(encoding="utf-8"))
         readings[kind] = {name: found[name] for name in KEPT} | {"model": policy_name}
-    with (folder / ROWS.name).open("a", encoding="utf-8") as file:
+    with (folder / study.rows.name).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"policy": policy_name, "panels": readings, **more}) + "\n")
 
 
@@ -194,13 +285,13 @@ def _tool(program: str) -> str:
     return str(Path(sys.executable).with_name(program))
 
 
-def report(file: Path, figure: Path) -> None:
+def report(file: Path, figure: Path, other_env: str) -> None:
     """Print each policy's success on the panels, and what GRPO gains, paired by task; draw both."""
     from rllm_gym.evaluation.compare import compare
 
     rows = {row["policy"]: row for row in read_rows(file)}
     draw(rows, figure)
-    print("| policy | held-out tasks | training tasks | BabyAI |\n|---|---|---|---|")
+    print(f"| policy | held-out tasks | training tasks | {other_env} |\n|---|---|---|---|")
     for name, row in rows.items():
         found = [row["panels"][kind] for kind in PANELS]
         cells = ["{:.3f} [{:.3f}, {:.3f}]".format(of["success_rate"], *of["success_interval"]) for of in found]
@@ -255,6 +346,7 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--on", choices=STUDIES, default="babyai", help="where it is trained")
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("sft", "grpo", "more", "untrained"):
         command = commands.add_parser(name)
@@ -262,22 +354,23 @@ def main() -> None:
         if name in ("grpo", "more"):
             command.add_argument("seed", type=int)
     of_report = commands.add_parser("report")
-    of_report.add_argument("--rows", type=Path, default=ROWS)
-    of_report.add_argument("--figure", type=Path, default=FIGURE)
+    of_report.add_argument("--rows", type=Path, help="those that are kept, by default")
+    of_report.add_argument("--figure", type=Path, help="that of docs/images, by default")
     commands.add_parser("panels")
     given = parser.parse_args()
+    study = STUDIES[given.on]
     if given.command == "panels":
-        write_panels()
+        write_panels(study)
     elif given.command == "report":
-        report(given.rows, given.figure)
+        report(given.rows or study.rows, given.figure or study.figure, study.other[0].split("/")[-1])
     elif given.command == "grpo":
-        grpo(given.folder, given.seed)
+        grpo(study, given.folder, given.seed)
     elif given.command == "more":
-        more(given.folder, given.seed)
+        more(study, given.folder, given.seed)
     elif given.command == "sft":
-        sft(given.folder)
+        sft(study, given.folder)
     else:
-        play(given.folder, "untrained", BASE_MODEL)
+        play(study, given.folder, "untrained", BASE_MODEL)
 
 
 if __name__ == "__main__":
