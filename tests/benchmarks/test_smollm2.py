@@ -1,0 +1,34 @@
+"""SmolLM2's study: what its panels hold, and that its rows were judged on them."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import pytest
+
+from benchmarks.learning import smollm2
+from rllm_gym.evaluation.panel import read_panel
+
+STUDIES = pytest.mark.parametrize("study", smollm2.STUDIES.values(), ids=smollm2.STUDIES)
+
+
+def tasks_of(study, kind):
+    return json.loads(study.panel_file(kind).read_text(encoding="utf-8"))["item_ids"]
+
+
+@STUDIES
+def test_no_held_out_task_is_trained_on(study):
+    options = study.options.get("env_config", {"levels": smollm2.LEVELS})
+    trained = set(gymnasium.make(study.env, obs_type="text", split="train", **options).unwrapped.item_ids)
+    held_out = tasks_of(study, smollm2.HELD_OUT)
+    assert len(set(held_out)) == smollm2.NUM_HELD_OUT
+    assert not trained & set(held_out)
+    assert set(tasks_of(study, smollm2.TRAINED)) <= trained
+
+
+@STUDIES
+def test_every_row_was_judged_on_the_panels_that_are_kept(study):
+    hashes = {kind: read_panel(study.panel_file(kind)).hash for kind in smollm2.PANELS}
+    for row in smollm2.read_rows(study.rows):
+        assert {kind: row["panels"][kind]["panel_hash"] for kind in smollm2.PANELS} == hashes
