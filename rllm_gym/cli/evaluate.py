@@ -114,7 +114,10 @@ def evaluate(
                 joins_cluster=ray_address is not None,
             )
             bundles = plan.algorithm.default_resource_request(plan.config).bundles
-            with ray_session(ray_address, [bundles], verbose=verbose), _Estimate(plan.num_episodes) as estimate:
+            with (
+                _Estimate(plan.num_episodes) as estimate,
+                ray_session(ray_address, [bundles], verbose=verbose, on_sampling=estimate.on_sampling),
+            ):
                 report = play(plan, resume=resume, on_progress=estimate)
         typer.echo((plan.folder / TABLE).read_text(encoding="utf-8"))
         for line in game_lines(report):
@@ -171,6 +174,8 @@ class _Estimate:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from rllm_gym.cli.sampling_progress import SamplingProgress
+
         console = Console(stderr=True)
         self._is_shown = console.is_terminal
         self._progress = Progress(
@@ -184,6 +189,7 @@ class _Estimate:
         )
         self._num_episodes = num_episodes
         self._task = self._progress.add_task("evaluating", total=num_episodes)
+        self.on_sampling = SamplingProgress(self._progress, console)
 
     def __enter__(self) -> _Estimate:
         self._progress.start()

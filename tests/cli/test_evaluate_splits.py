@@ -1,8 +1,10 @@
-"""`rllib evaluate`: which splits of a checkpoint's environment can be asked for."""
+"""`rllib evaluate`: which splits of a checkpoint's environment can be asked for, and that it says how far it is."""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -97,3 +99,20 @@ def test_the_environment_that_the_run_evaluates_on_is_the_default(checkpoint, mo
     folder = checkpoint({"depth": 2, "system_prompt": "Craft."}, evaluation_config={"env_config": {"depth": 3}})
     [panel] = plan_evaluation(folder, num_tasks=2, horizon=4).panels
     assert panel.env_config == {"depth": 3, "system_prompt": "Craft."}
+
+
+def test_a_long_sampling_says_how_far_it_is(monkeypatch, tmp_path):
+    times_s = iter((100.0, 116.0))
+
+    @contextlib.contextmanager
+    def session(*args, on_sampling, **options):
+        on_sampling(1, 24)
+        on_sampling(9, 24)
+        raise ConfigError("nothing is played here")
+        yield
+
+    monkeypatch.setattr("rllm_gym.cli.sampling_progress.time", SimpleNamespace(monotonic=times_s.__next__))
+    monkeypatch.setattr("rllm_gym.cli.evaluate.ray_session", session)
+    arguments = ["evaluate", "tiny", "--env", "TextCraft-v0", "--horizon", "6", "--out", str(tmp_path / "played")]
+    result = CliRunner().invoke(make_rllib_app(), arguments)
+    assert result.stderr.splitlines() == ["sampling: 9 of 24 episodes", "nothing is played here"]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from ray.tune import Callback
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from rllm_gym.cli.sampling_progress import SamplingProgress
 from rllm_gym.cli.train.results import sample_episode
 from rllm_gym.cli.train.summary import describe_evaluation
-
-BAR_AFTER_S, LINE_AFTER_S = 3.0, 15.0  # of a sampling
 
 
 def step_line(result: dict[str, Any], last_step: int | None) -> str:
@@ -78,23 +76,7 @@ class ProgressReporter(Callback):
         )
         total = last_step * num_trials if last_step else None
         self._task = self._progress.add_task("building", total=total, completed=first_step)
-        self._sampling = self._progress.add_task("sampling", total=None, visible=False)
-        self._sampling_since_s: float | None = None
-        self._sampling_told_s: float | None = None
-
-    def on_sampling(self, num_done: int, num_episodes: int) -> None:
-        """Show how far a sampling is that takes long: by a bar of its own, or without a terminal by a line."""
-        now_s = time.monotonic()
-        if not num_episodes:
-            self._sampling_since_s = self._sampling_told_s = None
-            self._progress.update(self._sampling, visible=False)
-            return
-        self._sampling_since_s = self._sampling_since_s or now_s
-        if now_s - self._sampling_since_s >= BAR_AFTER_S:
-            self._progress.update(self._sampling, completed=num_done, total=num_episodes, visible=True)
-        if not self._console.is_terminal and now_s - (self._sampling_told_s or self._sampling_since_s) >= LINE_AFTER_S:
-            self.say(f"sampling: {num_done} of {num_episodes} episodes")
-            self._sampling_told_s = now_s
+        self.on_sampling = SamplingProgress(self._progress, console)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

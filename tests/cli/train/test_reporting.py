@@ -178,7 +178,7 @@ def stored_episode(folder: Path, train_step: int, item_id: str, **fields: Any) -
 
 def test_a_long_sampling_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("rllm_gym.cli.train.progress.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("rllm_gym.cli.sampling_progress.time.monotonic", lambda: now_s)
     out = io.StringIO()
     reporter = ProgressReporter(Console(file=out, width=200), last_step=4, num_trials=1)
     for seconds, num_done in ((0, 1), (10, 5), (16, 9), (20, 11), (32, 20), (33, 0), (50, 2), (60, 3)):
