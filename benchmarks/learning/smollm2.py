@@ -60,7 +60,7 @@ class Study:
     Args:
         name: of its examples' folder.
         prefix: of its files' names, which are beside this one and in `panels/`.
-        options: of its trainings, beside those of the example.
+        env_config: of its trainings.
         find_tasks: returns the held-out tasks, and training tasks in the order in which its panel takes them.
         other: the environment that is never trained in, and its panel's tasks.
     """
@@ -68,7 +68,7 @@ class Study:
     name: str
     env: str
     prefix: str
-    options: Mapping[str, Any]
+    env_config: Mapping[str, Any]
     find_tasks: Callable[[], tuple[list[str], list[str]]]
     other: tuple[str, Callable[[], list[str]]]
 
@@ -116,7 +116,7 @@ def _babyai_tasks() -> tuple[list[str], list[str]]:
     known = {seen_first(item_id) for item_id in trained}
     held_out: list[str] = []
     for level in LEVELS:
-        items = [f"babyai_{level - 1 + tasks.NUM_LEVELS * seed}" for seed in tasks.SEEDS["held_out"]]
+        items = tasks.items_of(tasks.SEEDS["held_out"], [level])
         held_out += [item_id for item_id in items if seen_first(item_id) not in known][: NUM_HELD_OUT // len(LEVELS)]
     env.close()
     return held_out, trained
@@ -137,12 +137,19 @@ _TEXTCRAFT_FILES = {
 STUDIES = {
     study.name: study
     for study in (
-        Study("babyai", tasks.ENV, "smollm2_babyai", {}, _babyai_tasks, (TEXTCRAFT_ENV, _textcraft_held_out)),
+        Study(
+            "babyai",
+            tasks.ENV,
+            "smollm2_babyai",
+            {"levels": LEVELS},
+            _babyai_tasks,
+            (TEXTCRAFT_ENV, _textcraft_held_out),
+        ),
         Study(
             "textcraft",
             TEXTCRAFT_ENV,
             "smollm2",
-            {"env_config": {"splits": _TEXTCRAFT_FILES}},
+            {"splits": _TEXTCRAFT_FILES},
             _textcraft_tasks,
             (tasks.ENV, _babyai_of_the_horizon_study),
         ),
@@ -153,9 +160,9 @@ STUDIES = {
 def write_panels(study: Study) -> None:
     """Write the panels' tasks, and for TextCraft the two lists of tasks that its trainings read."""
     held_out, trained = study.find_tasks()
-    for split, items in (("eval", held_out), ("train", trained)):
-        if file := study.options.get("env_config", {}).get("splits", {}).get(split):
-            Path(file).write_text(json.dumps(items, indent=1) + "\n", encoding="utf-8")
+    items_of_split = {"train": trained, "eval": held_out}
+    for split, file in study.env_config.get("splits", {}).items():
+        Path(file).write_text(json.dumps(items_of_split[split], indent=1) + "\n", encoding="utf-8")
     other_env, find_other = study.other
     chosen = {
         HELD_OUT: (study.env, held_out),
@@ -232,7 +239,7 @@ def train(study: Study, example: str, storage: Path, options: Mapping[str, Any])
     [written] = yaml.safe_load((study.examples / f"{example}.yaml").read_text(encoding="utf-8")).values()
     autocast = AUTOCAST if is_bfloat16_faster() else {}
     deepspeed = written["config"].get("deepspeed", {}) | autocast  # --config takes its place
-    config = json.dumps({**OPTIONS, **study.options, "deepspeed": deepspeed, **options})
+    config = json.dumps({**OPTIONS, "env_config": study.env_config, "deepspeed": deepspeed, **options})
     call("rllib", "train", "file", f"{study.name}/{example}", "--storage-path", storage, "--config", config, *resume)
     return storage / f"{study.name}_{example}"
 

@@ -40,8 +40,8 @@ def find_tasks() -> dict[str, dict[str, int]]:
     return found
 
 
-def items_of(seeds: range) -> list[str]:
-    return [f"babyai_{level - 1 + NUM_LEVELS * seed}" for seed in seeds for level in LEVELS]
+def items_of(seeds: range, levels: Iterable[int] = LEVELS) -> list[str]:
+    return [f"babyai_{level - 1 + NUM_LEVELS * seed}" for seed in seeds for level in levels]
 
 
 def expert_turns(env: Any, item_id: str) -> int:

@@ -19,8 +19,8 @@ def tasks_of(study, kind):
 
 @STUDIES
 def test_no_held_out_task_is_trained_on(study):
-    options = study.options.get("env_config", {"levels": smollm2.LEVELS})
-    trained = set(gymnasium.make(study.env, obs_type="text", split="train", **options).unwrapped.item_ids)
+    env = gymnasium.make(study.env, obs_type="text", split="train", **study.env_config)
+    trained = set(env.unwrapped.item_ids)
     held_out = tasks_of(study, smollm2.HELD_OUT)
     assert len(set(held_out)) == smollm2.NUM_HELD_OUT
     assert not trained & set(held_out)
