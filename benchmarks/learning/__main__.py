@@ -5,7 +5,6 @@ python -m benchmarks.learning run --out DIR       # the search, then every run t
 python -m benchmarks.learning report              # tables and curves of rows.jsonl
 python -m benchmarks.learning pilot --out DIR     # two runs at full length: what the plan's minutes come from
 python -m benchmarks.learning search --out DIR    # the runs on seeds that are not reported
-python -m benchmarks.learning warm-start --out DIR
 python -m benchmarks.learning panels              # writes panels/ anew
 """
 

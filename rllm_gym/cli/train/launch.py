@@ -242,9 +242,10 @@ def _checkpoint_to_resume(run: Path, say: Callable[[str], None]) -> CheckpointIn
 def changed_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the options whose values differ, each as `name old -> new`; "" where none does."""
 
-    def same(old: Any, new: Any) -> bool:  # a checkpoint has paths from the root
-        are_paths = isinstance(old, str) and isinstance(new, str)
-        return old == new or (are_paths and os.path.abspath(old) == os.path.abspath(new))
+    def same(old: Any, new: Any) -> bool:
+        if isinstance(old, str) and isinstance(new, str):  # a checkpoint has paths from the root
+            return os.path.abspath(old) == os.path.abspath(new)
+        return old == new or repr(old) == repr(new)  # RLlib's spaces are equal only to themselves
 
     names = sorted(name for name in before.keys() & now.keys() if not same(before[name], now[name]))
     return ", ".join(f"{name} {before[name]!r} -> {now[name]!r}" for name in names)

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gymnasium.spaces import Discrete
+from ray.rllib.utils.spaces.repeated import Repeated
 from rich.console import Console
 
 from rllm_gym.cli.ray_session import check_capacity
@@ -318,3 +320,5 @@ def test_options_that_differ_from_a_checkpoints_are_named(tmp_path: Path, monkey
     now = {"lr": 1e-5, "num_learners": 1, "seed": 1, "base_model": "models/mine", "of_today": 0}
     assert changed_options(before, now) == "lr 0.0001 -> 1e-05, num_learners 2 -> 1"
     assert changed_options(now, now) == ""
+    spaces = [{"observation_space": Repeated(Discrete(2), 3)} for _ in range(2)]
+    assert changed_options(*spaces) == ""
