@@ -61,6 +61,13 @@ def adapted(lm: Any, adapter: Adapter) -> Any:
     return peft.get_base_model()
 
 
+def under_autocast(lm: Any, adapter: Adapter) -> Any:
+    """The learner's layer under `torch_autocast`: float32 weights and factors, each product rounded to bfloat16."""
+    lm = adapted(lm, adapter)
+    lm.base_model.forward = torch.autocast("cpu", torch.bfloat16)(lm.base_model.forward)
+    return lm
+
+
 def with_float32_outputs(lm: Any, adapter: Adapter) -> Any:
     """Layers multiply in their own dtype, and their output, the adapter's product added, goes on in float32."""
     for name, layer in linear_layers(lm):
@@ -150,6 +157,7 @@ def main() -> None:
     ways: dict[str, tuple[Any, Callable[[Any, Adapter], Any]]] = {
         "merged into bfloat16": (base, merged),
         "peft's forward, bfloat16": (base, adapted),
+        "peft's forward, bfloat16 autocast": (exact, under_autocast),
         "bfloat16 products, float32 outputs": (base, with_float32_outputs),
         "merged into float32": (exact, merged),
     }

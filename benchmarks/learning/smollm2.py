@@ -30,17 +30,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import yaml
 
 from benchmarks.learning import tasks
 from benchmarks.learning.training import LEARNER_METRICS, SAMPLER_METRICS
-from benchmarks.separate_runs import is_bfloat16_faster
 
 BASE_MODEL = "models/smollm2-135m-instruct"
 REPOSITORY = Path(__file__).parents[2]
 TEXTCRAFT_ENV = "rllm_gym:rllm_gym/TextCraft-v0"
 OPTIONS = {"evaluation_interval": None}  # the panels are played apart
-AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 # Go to an object or to a door, open a door, pick something up: nine in ten are solved within 4 turns.
 LEVELS = (5, 9, 10, 11, 13, 14, 19, 20)
 WINDOW = 5  # train steps of the figure's mean
@@ -143,7 +140,7 @@ STUDIES = {
             "babyai",
             tasks.ENV,
             "smollm2_babyai",
-            6,
+            4,
             {"levels": LEVELS},
             _babyai_tasks,
             (TEXTCRAFT_ENV, _textcraft_held_out),
@@ -240,10 +237,7 @@ def merged(study: Study, name: str, folder: Path, base: Path, make_run: Callable
 def train(study: Study, example: str, storage: Path, options: Mapping[str, Any]) -> Path:
     """Train as a shipped example says, and return the run's folder."""
     resume = ["--resume"] if any(storage.glob("*/*/checkpoint_*")) else []
-    [written] = yaml.safe_load((study.examples / f"{example}.yaml").read_text(encoding="utf-8")).values()
-    autocast = AUTOCAST if is_bfloat16_faster() else {}
-    deepspeed = written["config"].get("deepspeed", {}) | autocast  # --config takes its place
-    config = json.dumps({**OPTIONS, "env_config": study.env_config, "deepspeed": deepspeed, **options})
+    config = json.dumps({**OPTIONS, "env_config": study.env_config, **options})
     call("rllib", "train", "file", f"{study.name}/{example}", "--storage-path", storage, "--config", config, *resume)
     return storage / f"{study.name}_{example}"
 

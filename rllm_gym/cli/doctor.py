@@ -86,7 +86,7 @@ def examine(folder: Path, config: Any, *, with_engine: bool) -> Iterator[Any]:
         return
     from rllm_gym.learner.probes import notice_of_lora
 
-    if notice := notice_of_lora(config.weight_dtype):
+    if notice := notice_of_lora(config):
         yield Finding("LoRA", "note", notice.removeprefix("lora: "))
     else:
         yield Finding("LoRA", "ok", "in float32 nothing of an adapter's effect is lost to rounding")

@@ -56,7 +56,7 @@ def collect_notices(learner: Any) -> list[str]:
         if num_experts and module.model_config["lora"] is not None:
             share = num_experts / sum(size for _, size in sizes)
             notices.append(f"lora: {module_id} trains its linear layers; experts, {share:.0%} of it, stay as they are")
-    lora_notice = notice_of_lora(config.weight_dtype)
+    lora_notice = notice_of_lora(config)
     if lora_notice and any(module.model_config["lora"] is not None for module in learner.module.values()):
         notices.append(lora_notice)
     has_16_bits = config.weight_dtype != "float32" or any(e.torch_autocast_enabled() for e in learner.engines.values())
@@ -68,14 +68,19 @@ def collect_notices(learner: Any) -> list[str]:
     return notices
 
 
-def notice_of_lora(dtype: str) -> str | None:
+def notice_of_lora(config: Any) -> str | None:
     """Return how much of an adapter's effect rounding costs; see `benchmarks/lora_dtype.py`."""
-    if dtype == "float32":
-        return None
-    return (
-        f"lora: in {dtype} about half of a young adapter's effect is lost to rounding, in the sampler and in the "
-        "trainer; in float32 none is. Set dtype: float32 where there is the memory."
-    )
+    if config.weight_dtype != "float32":
+        return (
+            f"lora: in {config.weight_dtype} about half of a young adapter's effect is lost to rounding, in the "
+            "sampler and in the trainer; in float32 none is. Set dtype: float32 where there is the memory."
+        )
+    if config.deepspeed.get("torch_autocast", {}).get("enabled"):
+        return (
+            "lora: under deepspeed.torch_autocast about half of a young adapter's effect is lost to rounding, in the "
+            "trainer alone, so that it trains on another policy than the sampler plays. Leave torch_autocast out."
+        )
+    return None
 
 
 def multiplies_in_16_bits(capabilities: Mapping[str, Any]) -> bool:

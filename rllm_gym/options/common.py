@@ -68,7 +68,7 @@ class ModelOptions(OptionTable):
         dict | None,
         Doc(
             "arguments of `peft.LoraConfig`, such as `{r: 16, lora_alpha: 32}`; null trains all weights. Dropout is "
-            "off. With 16 bits about half of a young adapter's effect is lost to rounding."
+            "off. With 16 bits, `torch_autocast` included, about half of a young adapter's effect is lost to rounding."
         ),
     ] = None
 

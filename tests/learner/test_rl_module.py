@@ -226,3 +226,17 @@ def test_of_experts_no_adapter_is_made_in_silence(tmp_path, caplog):
         make_group(make_config(folder, lora={"r": 4, "target_parameters": ["mlp.experts.gate_up_proj"]}))
     with pytest.raises(KeyError, match="is of no weight of its base model"):
         AdaptedWeights({}, names)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, []),
+        ({"deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}}, ["in the trainer alone"]),
+        ({"dtype": "bfloat16"}, ["in the sampler and in the trainer"]),
+    ],
+)
+def test_it_is_said_where_rounding_takes_of_an_adapters_effect(tiny_model, options, said):
+    learner = make_group(make_config(tiny_model, lora={"r": 4}, **options))._learner
+    lines = [line for line in collect_notices(learner) if line.startswith("lora: ")]
+    assert len(lines) == len(said) and all(words in line for line, words in zip(lines, said, strict=True))

@@ -167,7 +167,10 @@ def test_a_run_is_evaluated_and_exported(ended: tuple[Path, list[str]]) -> None:
     assert len(list(read_episodes(folder / "evaluated"))) == 6
     assert report["success_interval"][0] <= report["success_rate"] <= report["success_interval"][1]
 
-    run(folder, "rllm-gym", "export", "runs/e2e", "exported")
+    exported = subprocess.run(
+        command("rllm-gym", "export", "runs/e2e", "exported"), cwd=folder, capture_output=True, text=True
+    )
+    assert (exported.returncode, exported.stderr) == (0, "")
     lm = AutoModelForCausalLM.from_pretrained(folder / "exported", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder / "exported")
     assert tokenizer.chat_template
