@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -29,9 +28,6 @@ def export(
 
         path = resolve_checkpoint(checkpoint)
         prepare_driver(None)
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # transformers imports DeepSpeed to save, which would probe for one
         from rllm_gym.evaluation.export import export_adapter, export_policy
 
         write = export_adapter if adapter else export_policy

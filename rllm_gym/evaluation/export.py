@@ -10,6 +10,7 @@ from typing import Any
 
 from rllm_gym.checkpoints import module_folder, module_ids, read_config
 from rllm_gym.errors import ConfigError, nearest
+from rllm_gym.learner.libraries import import_deepspeed
 from rllm_gym.models import TOKENIZER_FILES, resolve_tokenizer
 
 
@@ -37,6 +38,7 @@ def export_policy(checkpoint: Path, folder: Path, *, module: str | None = None, 
     chat = _chat_tokenizer(base_model, config.chat_options)
     lm.config.use_cache = True  # training has no use for it
     lm.generation_config = _generation_config(lm.generation_config, list(chat.stop_ids))
+    import_deepspeed()  # transformers does so to save, without the settings that keep it quiet
     lm.save_pretrained(folder)
     _write_tokenizer(resolve_tokenizer(base_model), folder, chat.chat_template)
     return chosen

@@ -59,7 +59,7 @@ def collect_notices(learner: Any) -> list[str]:
     lora_notice = notice_of_lora(config)
     if lora_notice and any(module.model_config["lora"] is not None for module in learner.module.values()):
         notices.append(lora_notice)
-    has_16_bits = config.weight_dtype != "float32" or any(e.torch_autocast_enabled() for e in learner.engines.values())
+    has_16_bits = config.weight_dtype != "float32" or config.has_autocast
     if has_16_bits and device.type == "cpu" and not multiplies_in_16_bits(torch.cpu.get_capabilities()):
         notices.append(
             "dtype, deepspeed.torch_autocast: products in 16 bits take many times as long as in float32 on a learner's "
@@ -75,7 +75,7 @@ def notice_of_lora(config: Any) -> str | None:
             f"lora: in {config.weight_dtype} about half of a young adapter's effect is lost to rounding, in the "
             "sampler and in the trainer; in float32 none is. Set dtype: float32 where there is the memory."
         )
-    if config.deepspeed.get("torch_autocast", {}).get("enabled"):
+    if config.has_autocast:
         return (
             "lora: under deepspeed.torch_autocast about half of a young adapter's effect is lost to rounding, in the "
             "trainer alone, so that it trains on another policy than the sampler plays. Leave torch_autocast out."

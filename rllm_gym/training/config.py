@@ -192,6 +192,11 @@ class LLMConfig(StrictConfig, CommonOptions):
         return str(self.dtype or ("bfloat16" if has_gpu else "float32"))
 
     @property
+    def has_autocast(self) -> bool:
+        """Whether the learners multiply in 16 bits, whatever their weights are: DeepSpeed's `torch_autocast`."""
+        return bool(self.deepspeed.get("torch_autocast", {}).get("enabled"))
+
+    @property
     def transfers_weights(self) -> bool:
         """Whether weights may go from the learners to the EnvRunners past the object store; see `weight_transfer`."""
         is_split = any(self.engine_options.get(f"{of}_parallel_size", 1) > 1 for of in ("tensor", "pipeline"))

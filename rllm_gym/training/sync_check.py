@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -48,8 +47,7 @@ def measure_differences(probe: Probe, sample: Sample) -> Any:
 
 def probe_fault(module_id: str, probe: Probe, sample: Sample, config: Any) -> str | None:
     """Return how far an engine is from the trainer, in a line; None within the bound of the configuration's dtype."""
-    autocast: Mapping[str, Any] = config.deepspeed.get("torch_autocast", {})
-    is_exact = config.weight_dtype == "float32" and not autocast.get("enabled")
+    is_exact = config.weight_dtype == "float32" and not config.has_autocast
     differences = measure_differences(probe, sample)
     off = float(differences.max() if is_exact else differences.mean())
     most = MOST_FLOAT32 if is_exact else MOST_MEAN_16_BITS
