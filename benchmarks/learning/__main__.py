@@ -1,8 +1,10 @@
-"""The horizon study, see `plan.md`:
+"""The study of horizons, see `plan.md`, and of methods, see `plan_methods.md`:
 
 python -m benchmarks.learning run --out DIR       # the search, then every run that has no row yet, one at a time
                                                   # (--seeds 4 5: these alone; rows of several folders are appended)
-python -m benchmarks.learning report              # tables and curves of rows.jsonl
+python -m benchmarks.learning methods --out DIR   # the same of the methods; GRPO's come from the horizons' rows, too
+                                                  # (--only rloo ppo: these alone)
+python -m benchmarks.learning report              # tables and curves of rows.jsonl and methods.jsonl
 python -m benchmarks.learning pilot --out DIR     # two runs at full length: what the plan's minutes come from
 python -m benchmarks.learning search --out DIR    # the runs on seeds that are not reported
 python -m benchmarks.learning panels              # writes panels/ anew
@@ -16,23 +18,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from benchmarks.learning import report, study, tasks, training
 from benchmarks.learning.runner import (
     CHUNK_S,
     NICE,
+    as_method_rows,
     chosen_lrs,
     folder_of,
     make_runs,
     only_one,
     read_rows,
+    rows_of,
     say,
 )
 
 FOLDER = Path(__file__).parent
 ROWS, SEARCH_ROWS = "rows.jsonl", "search.jsonl"
+METHOD_ROWS, METHOD_SEARCH_ROWS = "methods.jsonl", "methods_search.jsonl"
 
 
 def run(out: Path, seeds: Sequence[int]) -> None:
@@ -44,10 +49,19 @@ def search(out: Path) -> dict[str, float]:
     """Make the runs of the search; return the lr of each schedule that was searched."""
     file = out / SEARCH_ROWS
     make_runs(out, list(study.search_runs()), file)
-    lrs = chosen_lrs(read_rows(file))
+    lrs = chosen_lrs(read_rows(file), study.SEARCHED)
     make_runs(out, list(study.fixed_search_runs(lrs["long"])), file)
     say(f"lr: {lrs}; the best fixed horizon: {report.best_fixed_of(read_rows(file))}")
     return lrs
+
+
+def methods(out: Path, names: Collection[str]) -> None:
+    searched, found = list(study.method_search_runs(names)), as_method_rows(read_rows(FOLDER / SEARCH_ROWS))
+    make_runs(out, searched, out / METHOD_SEARCH_ROWS, found)
+    rows = rows_of(searched, [*found, *read_rows(out / METHOD_SEARCH_ROWS)])
+    lrs = chosen_lrs(rows, {run.method for run in searched}, key="method")
+    say(f"lr: {lrs}")
+    make_runs(out, list(study.method_runs(names, lrs)), out / METHOD_ROWS, as_method_rows(read_rows(FOLDER / ROWS)))
 
 
 def pilot(out: Path) -> None:
@@ -66,15 +80,16 @@ def main() -> None:
         prog="benchmarks.learning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("run", "pilot", "search"):
+    for name in ("run", "methods", "pilot", "search"):
         of_runs = commands.add_parser(name)
         of_runs.add_argument("--out", type=Path, required=True, help="folder of the results")
         if name == "run":
             of_runs.add_argument("--seeds", type=int, nargs="+", choices=study.SEEDS, default=study.SEEDS)
+        if name == "methods":
+            of_runs.add_argument("--only", nargs="+", choices=study.METHODS, default=list(study.METHODS))
     commands.add_parser("panels")
     of_report = commands.add_parser("report")
-    of_report.add_argument("--rows", type=Path, default=FOLDER / ROWS)
-    of_report.add_argument("--search", type=Path, default=FOLDER / SEARCH_ROWS)
+    of_report.add_argument("--rows", type=Path, default=FOLDER, help="folder of the rows")
     of_report.add_argument("--images", type=Path, default=FOLDER)
     of_chunk = commands.add_parser("chunk", help="a part of a run; the others start it")
     of_chunk.add_argument("out", type=Path)
@@ -84,7 +99,9 @@ def main() -> None:
     if args.command == "panels":
         tasks.write_panels(shortest=study.SHORT, horizon=study.LONG, max_new_tokens=study.MAX_NEW_TOKENS)
     elif args.command == "report":
-        report.write_report(args.rows, args.search, args.images)
+        report.write_report(args.rows / ROWS, args.rows / SEARCH_ROWS, args.images)
+        of_methods = (read_rows(args.rows / name) for name in (METHOD_ROWS, METHOD_SEARCH_ROWS, ROWS, SEARCH_ROWS))
+        report.write_methods(*of_methods, args.images)
     elif args.command == "chunk":
         chunk(args.out, study.Run(**args.run))
     else:
@@ -93,7 +110,15 @@ def main() -> None:
         os.nice(max(0, NICE - os.nice(0)))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the chunk ends, too
         with only_one(out):
-            {"run": lambda out: run(out, args.seeds), "pilot": pilot, "search": search}[args.command](out)
+            match args.command:
+                case "run":
+                    run(out, args.seeds)
+                case "methods":
+                    methods(out, args.only)
+                case "pilot":
+                    pilot(out)
+                case "search":
+                    search(out)
 
 
 if __name__ == "__main__":

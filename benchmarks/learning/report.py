@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning import study
-from benchmarks.learning.runner import chosen_lrs, read_rows, reading_at
+from benchmarks.learning.runner import as_method_rows, chosen_lrs, read_rows, reading_at, rows_of
 from benchmarks.learning.statistics import Contrast, contrast, holm, t_interval
 
 Rows = Sequence[Mapping[str, Any]]
+Pair = tuple[str, str, str]
 BUDGETS = ("turns", "tokens")
 
 
@@ -32,7 +33,25 @@ def write_report(rows_file: Path, search_file: Path, images: Path) -> None:
         print_schedules(rows, budget)
         draw(rows, budget, images / f"curve_{budget}.png")
     if best_fixed:
-        print_contrasts(rows, best_fixed)
+        print_contrasts(rows, *pairs_of(best_fixed))
+
+
+def write_methods(rows: Rows, search: Rows, of_schedules: Rows, search_of_schedules: Rows, images: Path) -> None:
+    """Print the methods' tables and each one's difference from GRPO, some of whose rows are among the schedules'."""
+    searched = list(study.method_search_runs(study.METHODS))
+    tried = rows_of(searched, [*as_method_rows(search_of_schedules), *search])
+    if len(tried) < len(searched):
+        print(f"\nMethods: {len(tried)} of {len(searched)} runs of their search have ended.")
+        return
+    lrs = chosen_lrs(tried, study.OWN_LR, key="method")
+    known = rows_of(list(study.method_runs(study.METHODS, lrs)), [*as_method_rows(of_schedules), *rows])
+    ended = [{**row, "schedule": row["method"]} for row in known]  # tables and curves name their rows by it
+    print_search([{**row, "schedule": row["method"]} for row in tried])
+    if ended:
+        check_comparable(ended)
+        print_schedules(ended, "turns")
+        draw(ended, "turns", images / "curve_methods.png")
+        print_contrasts(ended, [(name, "grpo", "turns") for name in study.METHODS if name != "grpo"], {})
 
 
 def check_comparable(rows: Rows) -> None:
@@ -54,7 +73,7 @@ def best_fixed_of(search: Rows) -> str | None:
     """Return the fixed schedule with the highest success on the search seeds; of equal ones the longer."""
     if not search:
         return None
-    lr = chosen_lrs(search)["long"]
+    lr = chosen_lrs(search, study.SEARCHED)["long"]
     means = {}
     for name in reversed(study.FIXED):
         mine = [row for row in search if row["schedule"] == name and row["lr"] == lr]
@@ -64,7 +83,7 @@ def best_fixed_of(search: Rows) -> str | None:
 
 
 def print_search(search: Rows) -> None:
-    print("\n| search: schedule | lr | seed | success at the end |\n|---|---|---|---|")
+    print("\n| search | lr | seed | success at the end |\n|---|---|---|---|")
     for row in search:
         success = reading_at(row, study.NUM_POINTS)["success"]
         print(f"| {row['schedule']} | {row['lr']:g} | {row['seed']} | {success:.3f} |")
@@ -75,7 +94,7 @@ def print_schedules(rows: Rows, budget: str) -> None:
     total, start = rows[0][budget], rows[0]["start"]["last"]["success"]
     print(f"\nAfter {total:,} {budget} of training (at the start {start:.3f}):\n")
     print(
-        "| schedule | seeds | success | below the start | 2-5 turns | 6-10 turns | training tasks | turns per solved "
+        "| | seeds | success | below the start | 2-5 turns | 6-10 turns | training tasks | turns per solved "
         "| tokens per solved | truncated | entropy | gradient norm | collapsed | train steps | minutes |\n"
         + "|---" * 15
         + "|"
@@ -106,21 +125,32 @@ def _mean_of(readings: Sequence[Mapping[str, Any]], key: str) -> str:
     return f"{np.mean(values):.2f}" if values else "-"
 
 
-def print_contrasts(rows: Rows, best_fixed: str) -> None:
-    """Print the primary contrast, ScalingInter minus the best fixed horizon at equal turns, and the others.
+def pairs_of(best_fixed: str) -> tuple[list[Pair], dict[Pair, str]]:
+    """Return the contrasts of the schedules, and those that are outside of the family under Holm's correction.
 
-    The others are one family under Holm's correction, of both budgets together; those with the long horizon at
-    ScalingInter's learning rate were added after the first part had been seen, and are outside of it.
+    The primary one is ScalingInter minus the best fixed horizon at equal turns. Those with the long horizon at
+    ScalingInter's learning rate were added after the first part had been seen.
     """
     pairs = [("scaling_inter", best_fixed)]
     pairs += [(name, "scaling_inter") for name in study.SCHEDULES if name not in pairs[0]]
     pairs += [(study.TROUBLE, "long")]
     added = [("scaling_inter", study.LONG_SLOW), (study.LONG_SLOW, "long")]
-    found = {(*pair, budget): between(rows, *pair, budget) for budget in BUDGETS for pair in pairs + added}
-    known = {key: of for key, of in found.items() if of is not None}
-    primary = (*pairs[0], "turns")
-    labels = {key: "exploratory" for key in known if key[:2] in added} | {primary: "primary"}
-    adjusted = holm({" ".join(key): of.p for key, of in known.items() if key not in labels and not isnan(of.p)})
+    labels = {(*pair, budget): "exploratory" for pair in added for budget in BUDGETS}
+    return [(*pair, budget) for budget in BUDGETS for pair in pairs + added], {
+        **labels,
+        (*pairs[0], "turns"): "primary",
+    }
+
+
+def print_contrasts(rows: Rows, pairs: Sequence[Pair], labels: Mapping[Pair, str]) -> None:
+    """Print the differences of pairs; those without a label are one family under Holm's correction.
+
+    Args:
+        pairs: minuend, subtrahend, and the budget that both have spent.
+    """
+    found = {pair: between(rows, *pair) for pair in pairs}
+    known = {pair: of for pair, of in found.items() if of is not None}
+    adjusted = holm({" ".join(pair): of.p for pair, of in known.items() if pair not in labels and not isnan(of.p)})
     print("\n| contrast | equal | seeds | difference | t interval | crossed bootstrap | p | Holm | found with 80 % |")
     print("|---" * 9 + "|")
     for key, of in known.items():
@@ -147,7 +177,7 @@ def between(rows: Rows, a: str, b: str, budget: str) -> Contrast | None:
 
 
 def names_of(rows: Rows) -> list[str]:
-    return [name for name in study.REPORTED if any(row["schedule"] == name for row in rows)]
+    return [name for name in (*study.REPORTED, *study.METHODS) if any(row["schedule"] == name for row in rows)]
 
 
 def draw(rows: Rows, budget: str, file: Path) -> None:
@@ -171,6 +201,6 @@ def draw(rows: Rows, budget: str, file: Path) -> None:
         label = f"{name} ({len(curves)})"
         axis.plot(share * rows[0][budget], np.mean(curves, axis=0), color=f"C{number}", marker="o", label=label)
     axis.set(xlabel=f"{budget} of training", ylabel=f"success on held-out tasks, horizon {study.LONG}")
-    axis.legend(title="schedule (seeds)", fontsize="small")
+    axis.legend(title="(seeds)", fontsize="small")
     figure.savefig(file, dpi=120)
     plt.close(figure)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,20 @@ def append_row(file: Path, row: Mapping[str, Any]) -> None:
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("env", "schedule", "seed", "lr", "turns", "tokens"))
+    """Return the key of a run; a row without a method is of GRPO, as all were at first."""
+    names = ("env", "schedule", "seed", "lr", "turns", "tokens")
+    return (row.get("method", "grpo"), *(row[name] for name in names))
+
+
+def rows_of(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of these runs."""
+    keys = {key_of(run.content) for run in runs}
+    return [row for row in rows if key_of(row) in keys]
+
+
+def as_method_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the schedules' rows that are GRPO's at the long horizon, at whichever learning rate."""
+    return [{**row, "schedule": "long", "method": "grpo"} for row in rows if row["schedule"] in study.ALL_LONG]
 
 
 def missing(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -> list[Run]:
@@ -71,9 +84,13 @@ def only_one(out: Path) -> Iterator[None]:
         yield
 
 
-def make_runs(out: Path, runs: Sequence[Run], rows_file: Path) -> None:
-    """Make every run that has no row yet."""
-    todo = missing(runs, read_rows(rows_file))
+def make_runs(out: Path, runs: Sequence[Run], rows_file: Path, known: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Make every run that has no row yet.
+
+    Args:
+        known: rows that another file has.
+    """
+    todo = missing(runs, [*known, *read_rows(rows_file)])
     say(f"{rows_file.name}: {len(runs) - len(todo)} of {len(runs)} runs are there.")
     for run in todo:
         if not finish(out, run):
@@ -130,12 +147,9 @@ def folder_of(out: Path, run: Run) -> Path:
     return out / "runs" / f"{run.name}{part}"
 
 
-def chosen_lrs(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the lr of each searched schedule: the best on the search seeds; of equal ones the smaller."""
-    return {
-        schedule: best([(row["lr"], last_success(row)) for row in rows if row["schedule"] == schedule])
-        for schedule in study.SEARCHED
-    }
+def chosen_lrs(rows: Sequence[Mapping[str, Any]], names: Iterable[str], key: str = "schedule") -> dict[str, float]:
+    """Return the lr of each searched schedule, or method: the best on the search seeds; of equal ones the smaller."""
+    return {name: best([(row["lr"], last_success(row)) for row in rows if row[key] == name]) for name in names}
 
 
 def best(found: Sequence[tuple[float, float]]) -> float:

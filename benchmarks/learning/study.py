@@ -1,8 +1,11 @@
-"""The design of the study: horizon schedules, budgets, seeds, and the order of the runs. `plan.md` says why."""
+"""The design of the study: horizon schedules, methods, budgets, seeds, and the order of the runs.
+
+`plan.md` gives the reasons for the schedules, `plan_methods.md` for the methods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,7 +32,21 @@ LR_OF |= {"tti": "scaling_inter", "long_to_short": "scaling_inter", "long_slow":
 SEARCH_SHARE = 0.5  # of the budgets
 LONG_SLOW = "long_slow"  # the long horizon at ScalingInter's lr; exploratory, for the search chose it another
 TROUBLE = "long_lr_x3"  # the paper's failing case: the long horizon at three times its lr
+ALL_LONG = ("long", LONG_SLOW, TROUBLE)  # one schedule at several lrs
 REPORTED = (*FIRST, LONG_SLOW, *SECOND, TROUBLE)
+
+# Of each method: the algorithm, and options that differ from those of the schedules' runs. All play the long horizon.
+OWN_LR: dict[str, tuple[str, dict[str, Any]]] = {  # searched
+    "grpo": ("GRPO", {}),
+    "ppo": ("PPO", {"critic_lr": 1e-3}),
+    "rloo": ("RLOO", {}),
+    "reinforce_pp": ("ReinforcePP", {}),
+}
+PRESETS = {f"preset_{name}": ("GRPO", {"preset": name}) for name in ("grpo", "dr_grpo", "dapo", "gspo", "gigpo")}
+METHODS = OWN_LR | PRESETS
+METHOD_SEEDS = SEEDS[:5]
+METHOD_SEARCH_SEEDS = (100, 101)
+METHOD_LRS = (2.5e-5, 5e-5, 1e-4)
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,7 @@ class Run:
     Args:
         lr: of AdamW.
         turns, tokens: it ends when both budgets are spent.
+        method: one of `METHODS`.
     """
 
     env: str
@@ -47,10 +65,12 @@ class Run:
     lr: float
     turns: int = TURNS
     tokens: int = TOKENS
+    method: str = "grpo"
 
     @property
     def name(self) -> str:
-        return f"{self.env}-{self.schedule}-lr{self.lr:g}-seed{self.seed}"
+        method = "" if self.method == "grpo" else f"{self.method}-"
+        return f"{self.env}-{method}{self.schedule}-lr{self.lr:g}-seed{self.seed}"
 
     @property
     def content(self) -> dict[str, Any]:
@@ -71,7 +91,7 @@ def horizon_of(run: Run, *, turns: int, train_step: int) -> int | None:
             return SHORT
         case "middle":
             return MIDDLE
-        case "long" | "long_slow" | "long_lr_x3":
+        case name if name in ALL_LONG:
             return LONG
         case "scaling_inter":
             return HORIZONS[third]
@@ -100,8 +120,28 @@ def fixed_search_runs(lr: float) -> Iterator[Run]:
             yield _search_run(schedule, seed, lr)
 
 
-def _search_run(schedule: str, seed: int, lr: float) -> Run:
-    full = Run("babyai", schedule, seed, lr)
+def method_search_runs(methods: Collection[str]) -> Iterator[Run]:
+    """Yield the search of these methods, and of GRPO, whose learning rate the presets take."""
+    for seed in METHOD_SEARCH_SEEDS:
+        for method in (name for name in OWN_LR if name in methods or name == "grpo"):
+            for lr in METHOD_LRS:
+                yield _search_run("long", seed, lr, method)
+
+
+def method_runs(methods: Collection[str], lrs: Mapping[str, float]) -> Iterator[Run]:
+    """Yield the reported runs of these methods, seed by seed: those with an lr of their own, then the presets.
+
+    Args:
+        lrs: of each method that was searched; the presets take that of GRPO.
+    """
+    for part in (OWN_LR, PRESETS):
+        for seed in METHOD_SEEDS:
+            for method in (name for name in part if name in methods):
+                yield Run("babyai", "long", seed, lrs.get(method, lrs["grpo"]), method=method)
+
+
+def _search_run(schedule: str, seed: int, lr: float, method: str = "grpo") -> Run:
+    full = Run("babyai", schedule, seed, lr, method=method)
     return replace(full, turns=int(TURNS * SEARCH_SHARE), tokens=int(TOKENS * SEARCH_SHARE))
 
 

@@ -227,14 +227,17 @@ def summary(item_ids: Sequence[str], outcomes: Mapping[str, Sequence[tuple[bool,
 
 
 def configuration(run: Run) -> Any:
-    from rllm_gym.algorithms.grpo import GRPOConfig
+    from rllm_gym.algorithms.registry import get_algorithm_class
+    from rllm_gym.options.methods import PRESETS
 
+    algorithm, options = study.METHODS[run.method]
     horizon: dict[str, Any] = {"max_episode_steps": study.LONG}
     if run.schedule == "adaptive":
         horizon = {"scaling_inter": {"type": "adaptive", "horizons": list(study.HORIZONS), "min_steps_per_stage": 10}}
-    config = GRPOConfig().environment(
-        ENV, env_config={"system_prompt": "", "split": "all", "item_ids": training_tasks()}
-    )
+    config = get_algorithm_class(algorithm).get_default_config()
+    config.environment(ENV, env_config={"system_prompt": "", "split": "all", "item_ids": training_tasks()})
+    of_loss = {"clip_low": 0.2, "clip_high": 0.28, "kl_coeff": 0.0}
+    of_preset = PRESETS.get(options.get("preset", ""), {})
     return config.update_from_dict(
         {
             "base_model": BASE_MODEL,
@@ -250,11 +253,10 @@ def configuration(run: Run) -> Any:
             "max_new_tokens": study.MAX_NEW_TOKENS,
             "tokens_per_micro_batch": 4096,
             "lr": run.lr,
-            "clip_low": 0.2,
-            "clip_high": 0.28,
-            "kl_coeff": 0.0,
             "max_empty_steps": 10**6,  # a run that learns nothing any more spends its budget, too
             "save_trajectories": False,
+            **{name: value for name, value in of_loss.items() if name not in of_preset},
+            **options,
             **horizon,
         }
     )

@@ -104,6 +104,20 @@ def test_a_reported_run_is_none_of_the_search():
     assert [run.lr for run in reported if run.schedule == study.TROUBLE] == pytest.approx([3e-4] * 5)
 
 
+def test_presets_take_grpos_lr_and_their_own_loss():
+    lrs = {"grpo": 5e-5, "ppo": 1e-4, "rloo": 5e-5, "reinforce_pp": 2.5e-5}
+    runs = list(study.method_runs(study.METHODS, lrs))
+    assert [(run.method, run.lr) for run in runs[:4]] == list(lrs.items())
+    assert Counter(run.method for run in runs) == dict.fromkeys(study.METHODS, 5)
+    assert {run.lr for run in runs if run.method in study.PRESETS} == {5e-5}
+    assert {run.method for run in study.method_search_runs(["preset_gspo"])} == {"grpo"}
+    gspo, dapo, ppo = (
+        training.configuration(study.replace(RUN, method=name)) for name in ("preset_gspo", "preset_dapo", "ppo")
+    )
+    assert (gspo.clip_high, dapo.clip_high, dapo.filter_groups, ppo.clip_high) == (4e-4, 0.28, "success", 0.28)
+    assert (gspo.lr, ppo.critic_lr) == (RUN.lr, 1e-3)
+
+
 def test_half_of_the_tasks_need_six_turns_and_the_panel_holds_none_that_is_trained_on():
     trained = tasks.training_tasks()
     panel = json.loads(tasks.panel_file(tasks.LAST).read_text())["item_ids"]
@@ -345,6 +359,28 @@ def test_the_report_contrasts_scaling_inter_with_the_fixed_horizon_that_the_sear
     [added] = [line for line in printed.splitlines() if line.startswith("| scaling_inter - long_slow | turns |")]
     assert "| +0.200 |" in added and "| exploratory |" in added
     assert (tmp_path / "curve_turns.png").stat().st_size > 10_000
+
+
+def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys, tmp_path):
+    lrs = dict.fromkeys(study.OWN_LR, 5e-5)
+
+    def row_of(run, solved):
+        return row("long", run.seed, solved) | run.content
+
+    search = [row_of(run, [0.5, float(run.lr == 5e-5)]) for run in study.method_search_runs(study.METHODS)]
+    del search[0]["method"]  # GRPO's first are among the schedules' rows, which name no method
+    runs = [run for run in study.method_runs(study.METHODS, lrs) if run.seed < 2 and run.method in ("grpo", "ppo")]
+    rows = [row_of(run, [0.5, 0.2 * run.seed] if run.method == "grpo" else [0.9, 0.3]) for run in runs]
+    of_grpo = [{**of, "schedule": study.LONG_SLOW} for of in rows if of["method"] == "grpo"]
+    other_lr = row("long", 0, [0.0, 0.0]) | {"lr": 1e-4}  # not the one that the search has chosen
+    of_ppo = [of for of in rows if of["method"] == "ppo"]
+    report.write_methods(of_ppo, search[1:], [*of_grpo, other_lr], search[:1], tmp_path)
+    printed = capsys.readouterr().out
+    # By seed (0.4 + 0.3) / 2 and (0.4 + 0.1) / 2.
+    assert "| ppo - grpo | turns | 2 | +0.300 | [-0.335, +0.935] |" in printed
+    assert "| grpo | 2 | 0.300 " in printed
+    report.write_methods(of_ppo, search[2:], of_grpo, search[:1], tmp_path)
+    assert "Methods: 23 of 24 runs of their search have ended." in capsys.readouterr().out
 
 
 def test_rows_that_were_judged_on_another_panel_are_refused():
