@@ -47,6 +47,7 @@ MORE_SEED = 1000  # what is added to a seed for its second run, which draws othe
 HELD_OUT, TRAINED, OTHER = "held_out", "trained", "other"
 ADAPTER_FILE = "adapter_model.safetensors"
 PANELS = (HELD_OUT, TRAINED, OTHER)
+CONFIDENCE = 0.975  # of a difference: a claim is read twice, after GRPO and after more of it
 KEPT = ("panel_hash", "success_rate", "success_interval", "by_env")  # of a result
 
 
@@ -291,7 +292,7 @@ def _tool(program: str) -> str:
 
 
 def report(file: Path, figure: Path, other_env: str) -> None:
-    """Print each policy's success on the panels, and what GRPO gains, paired by task; draw both."""
+    """Print each policy's success with 95 % intervals, its gain, paired by task, with 97.5 % ones, and draw them."""
     from rllm_gym.evaluation.compare import compare
 
     rows = {row["policy"]: row for row in read_rows(file)}
@@ -304,7 +305,8 @@ def report(file: Path, figure: Path, other_env: str) -> None:
     for name, row in rows.items():
         for other in {"untrained", row.get("start", "untrained")} & rows.keys() - {name}:
             for kind in PANELS:
-                [found] = compare([rows[other]["panels"][kind], row["panels"][kind]])
+                pair = [rows[other]["panels"][kind], row["panels"][kind]]
+                [found] = compare(pair, confidence=CONFIDENCE)
                 low, high = found["interval"]
                 print(f"{kind}: {name} less {other}: {found['difference']:+.3f} [{low:+.3f}, {high:+.3f}]")
         if curve := row.get("curve"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rllm_gym.errors import ConfigError
-from rllm_gym.evaluation.statistics import difference_interval, sign_test
+from rllm_gym.evaluation.statistics import CONFIDENCE, difference_interval, sign_test
 from rllm_gym.strangers_files import read_object
 
 RESULT = "result.json"
@@ -32,13 +32,18 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def compare(results: Sequence[Mapping[str, Any]], *, labels: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def compare(
+    results: Sequence[Mapping[str, Any]], *, labels: Sequence[str] | None = None, confidence: float = CONFIDENCE
+) -> list[dict[str, Any]]:
     """Return how every result but the first differs from the first, paired by task.
 
     Keys: `a`, `b` (labels), `num_tasks` that both have played, `left_out` (an environment failed in one of them),
-    `difference` of the success rates `b - a` averaged over these tasks with its `interval` at 95 % (bootstrap over
+    `difference` of the success rates `b - a` averaged over these tasks with its `interval` (bootstrap over
     tasks), `better` and `worse` (the tasks on which b succeeds more and less often than a, as "environment item"), and
     the exact `p_value` of as many of both: with one episode of each task that is McNemar's test.
+
+    Args:
+        confidence: of the intervals.
 
     Raises:
         ConfigError: the results are of different panels, or no task was played in both.
@@ -53,10 +58,11 @@ def compare(results: Sequence[Mapping[str, Any]], *, labels: Sequence[str] | Non
                 f"compare: results must be of one panel; {labels[0]} is of {first['panel_hash'][:12]}, and {label} of "
                 f"{result['panel_hash'][:12]}. Evaluate both with the same --panel."
             )
-    return [_pair(first, result, labels[0], label) for label, result in zip(labels[1:], results[1:], strict=True)]
+    others = zip(labels[1:], results[1:], strict=True)
+    return [_pair(first, result, labels[0], label, confidence) for label, result in others]
 
 
-def _pair(a: Mapping[str, Any], b: Mapping[str, Any], label_a: str, label_b: str) -> dict[str, Any]:
+def _pair(a: Mapping[str, Any], b: Mapping[str, Any], label_a: str, label_b: str, confidence: float) -> dict[str, Any]:
     rates_a, rates_b = _rates(a), _rates(b)
     shared = [task for task in rates_a if rates_a[task] is not None and rates_b.get(task) is not None]
     if not shared:
@@ -72,7 +78,7 @@ def _pair(a: Mapping[str, Any], b: Mapping[str, Any], label_a: str, label_b: str
         "rate_a": sum(of_a) / len(shared),
         "rate_b": sum(of_b) / len(shared),
         "difference": (sum(of_b) - sum(of_a)) / len(shared),
-        "interval": list(difference_interval(of_a, of_b)),
+        "interval": list(difference_interval(of_a, of_b, confidence)),
         "p_value": sign_test(len(better), len(worse)),
         "better": [_name(task) for task in better],
         "worse": [_name(task) for task in worse],

@@ -80,8 +80,8 @@ def sign_test(better: int, worse: int) -> float:
     return float(binomtest(better, better + worse, 0.5).pvalue) if better + worse else 1.0
 
 
-def difference_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Return the interval at 95 % of the mean of `b - a` by a bootstrap over tasks; element i is task i in both.
+def difference_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the interval of the mean of `b - a` by a bootstrap over tasks; element i is task i in both.
 
     With equal differences everywhere the bootstrap has no width. There it is as wide as what Wilson's interval leaves
     to tasks of another difference, of which none was seen.
@@ -90,13 +90,13 @@ def difference_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, 
 
     differences = np.subtract(b, a)
     if len(set(differences.tolist())) == 1:
-        unseen = float(binomtest(0, len(differences)).proportion_ci(CONFIDENCE, method="wilson").high)
+        unseen = float(binomtest(0, len(differences)).proportion_ci(confidence, method="wilson").high)
         return max(-1.0, float(differences[0]) - unseen), min(1.0, float(differences[0]) + unseen)
     found = bootstrap(
         (differences,),
         np.mean,
         n_resamples=NUM_RESAMPLES,
-        confidence_level=CONFIDENCE,
+        confidence_level=confidence,
         method="percentile",
         rng=np.random.default_rng(_SEED),
     ).confidence_interval

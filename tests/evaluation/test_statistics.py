@@ -68,6 +68,8 @@ def test_a_paired_difference_is_surer_than_two_rates():
     # 0.1 +- 1.96 sqrt(0.1 * 0.9 / 100)
     assert (low, high) == pytest.approx((0.0412, 0.1588), abs=0.011)
     assert difference_interval(b, a) == pytest.approx((-high, -low), abs=0.011)
+    # Quantiles of Binomial(100, 0.1), of which the bootstrap draws: 2 and 21 at 0.0005 and 0.9995.
+    assert difference_interval(a, b, 0.999) == pytest.approx((0.02, 0.21), abs=0.011)
 
 
 @pytest.mark.parametrize(("num_tasks", "width"), [(1, 0.793), (5, 0.434), (100, 0.037)])  # z^2 / (n + z^2), z = 1.96
