@@ -372,6 +372,7 @@ def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys,
     runs = [run for run in study.method_runs(study.METHODS, lrs) if run.seed < 2 and run.method in ("grpo", "ppo")]
     rows = [row_of(run, [0.5, 0.2 * run.seed] if run.method == "grpo" else [0.9, 0.3]) for run in runs]
     of_grpo = [{**of, "schedule": study.LONG_SLOW} for of in rows if of["method"] == "grpo"]
+    assert {run.method for run in runner.missing(runs, runner.as_method_rows(of_grpo))} == {"ppo"}
     other_lr = row("long", 0, [0.0, 0.0]) | {"lr": 1e-4}  # not the one that the search has chosen
     of_ppo = [of for of in rows if of["method"] == "ppo"]
     report.write_methods(of_ppo, search[1:], [*of_grpo, other_lr], search[:1], tmp_path)
