@@ -325,6 +325,7 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained", width_ratios=(2, 1))
     curves = {name: row["curve"] for name, row in rows.items() if row.get("curve")}
+    stages: dict[int, set[int]] = {}  # by the train steps before: the horizons that runs go on at
     for number, (name, curve) in enumerate(curves.items()):
         success = [step["success_rate"] for step in curve]
         steps = np.arange(1, len(curve) + 1)
@@ -333,12 +334,13 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
         left.plot(steps, means, color=f"C{number}", label=f"{name}, mean of {WINDOW} train steps")
         horizons = [step["horizon"] for step in curve]
         for k in (k for k in range(len(curve)) if k == 0 or horizons[k] != horizons[k - 1]):
-            left.axvline(k + 0.5, color=f"C{number}", linestyle=":")
-            text = f"horizon {horizons[k]}"
-            left.text(k + 0.8, 0.97 - 0.06 * number, text, fontsize="small", color=f"C{number}", va="top")
+            stages.setdefault(k, set()).add(horizons[k])
+    for k, begun in stages.items():
+        left.axvline(k + 0.5, color="grey", linestyle=":")
+        left.text(k + 0.8, 0.97, f"horizon {' or '.join(map(str, sorted(begun)))}", fontsize="small", va="top")
     left.set(xlabel="train step", ylabel="success in training", ylim=(0, 1))
     if curves:
-        left.legend(fontsize="small", loc="upper right", bbox_to_anchor=(1, 0.85))
+        left.legend(fontsize="small", loc="upper right")
     for number, row in enumerate(rows.values()):
         held_out = row["panels"][HELD_OUT]
         rate, (low, high) = held_out["success_rate"], held_out["success_interval"]
