@@ -1,13 +1,15 @@
-"""The study of horizons, see `plan.md`, and of methods, see `plan_methods.md`:
+"""The study of horizons, see `plan.md` and `plan_textworld.md`, and of methods, see `plan_methods.md`:
 
 python -m benchmarks.learning run --out DIR       # the search, then every run that has no row yet, one at a time
                                                   # (--seeds 4 5: these alone; rows of several folders are appended)
+                                                  # (--on textworld: the second environment)
 python -m benchmarks.learning methods --out DIR   # the same of the methods; GRPO's come from the horizons' rows, too
                                                   # (--only rloo ppo: these alone)
-python -m benchmarks.learning report              # tables and curves of rows.jsonl and methods.jsonl
+python -m benchmarks.learning report              # tables and curves of all rows
 python -m benchmarks.learning pilot --out DIR     # two runs at full length: what the plan's minutes come from
 python -m benchmarks.learning search --out DIR    # the runs on seeds that are not reported
-python -m benchmarks.learning panels              # writes panels/ anew
+python -m benchmarks.learning start --out DIR     # trains the model that TextWorld's runs begin with
+python -m benchmarks.learning panels              # writes panels/ anew (--on textworld: of the second environment)
 """
 
 from __future__ import annotations
@@ -20,23 +22,27 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.learning import report, study, tasks, training
+from benchmarks.learning import report, start, study, tasks, training
 from benchmarks.learning.runner import (
     CHUNK_S,
     NICE,
     as_method_rows,
     chosen_lrs,
+    common_lr,
     folder_of,
     make_runs,
     only_one,
     read_rows,
     rows_of,
     say,
+    start_of,
 )
 
 FOLDER = Path(__file__).parent
 ROWS, SEARCH_ROWS = "rows.jsonl", "search.jsonl"
+TEXTWORLD_ROWS, TEXTWORLD_SEARCH_ROWS = "textworld.jsonl", "textworld_search.jsonl"
 METHOD_ROWS, METHOD_SEARCH_ROWS = "methods.jsonl", "methods_search.jsonl"
 
 
@@ -51,8 +57,16 @@ def search(out: Path) -> dict[str, float]:
     make_runs(out, list(study.search_runs()), file)
     lrs = chosen_lrs(read_rows(file), study.SEARCHED)
     make_runs(out, list(study.fixed_search_runs(lrs["long"])), file)
-    say(f"lr: {lrs}; the best fixed horizon: {report.best_fixed_of(read_rows(file))}")
+    say(f"lr: {lrs}; the best fixed horizon: {report.best_fixed_of(read_rows(file), lrs['long'], study.FIXED)}")
     return lrs
+
+
+def run_textworld(out: Path, seeds: Sequence[int]) -> None:
+    file = out / TEXTWORLD_SEARCH_ROWS
+    make_runs(out, list(study.textworld_search_runs()), file)
+    lr = common_lr(read_rows(file))
+    say(f"lr: {lr}")
+    make_runs(out, [run for run in study.textworld_runs(lr) if run.seed in seeds], out / TEXTWORLD_ROWS)
 
 
 def methods(out: Path, names: Collection[str]) -> None:
@@ -72,7 +86,21 @@ def pilot(out: Path) -> None:
 def chunk(out: Path, of: study.Run) -> None:
     """Train a part of a run, in this process."""
     deadline_s = time.monotonic() + CHUNK_S
-    training.train(of, folder_of(out, of), out / "start.json", deadline_s=deadline_s)
+    training.train(of, folder_of(out, of), start_of(out, of), deadline_s=deadline_s)
+
+
+def report_on(folder: Path, images: Path) -> None:
+    """Print the tables of a folder's rows."""
+
+    def rows(*names: str) -> list[list[dict[str, Any]]]:
+        return [read_rows(folder / name) for name in names]
+
+    print("BabyAI")
+    report.write_report(*rows(ROWS, SEARCH_ROWS), images)
+    print("\nTextWorld")
+    report.write_textworld(*rows(TEXTWORLD_ROWS, TEXTWORLD_SEARCH_ROWS), images)
+    print("\nMethods")
+    report.write_methods(*rows(METHOD_ROWS, METHOD_SEARCH_ROWS, ROWS, SEARCH_ROWS), images)
 
 
 def main() -> None:
@@ -84,10 +112,12 @@ def main() -> None:
         of_runs = commands.add_parser(name)
         of_runs.add_argument("--out", type=Path, required=True, help="folder of the results")
         if name == "run":
+            of_runs.add_argument("--on", choices=tasks.TASK_SETS, default="babyai")
             of_runs.add_argument("--seeds", type=int, nargs="+", choices=study.SEEDS, default=study.SEEDS)
         if name == "methods":
             of_runs.add_argument("--only", nargs="+", choices=study.METHODS, default=list(study.METHODS))
-    commands.add_parser("panels")
+    commands.add_parser("start").add_argument("--out", type=Path, required=True, help="folder of its training")
+    commands.add_parser("panels").add_argument("--on", choices=tasks.TASK_SETS, default="babyai")
     of_report = commands.add_parser("report")
     of_report.add_argument("--rows", type=Path, default=FOLDER, help="folder of the rows")
     of_report.add_argument("--images", type=Path, default=FOLDER)
@@ -97,11 +127,12 @@ def main() -> None:
     args = parser.parse_args()
 
     if args.command == "panels":
-        tasks.write_panels(shortest=study.SHORT, horizon=study.LONG, max_new_tokens=study.MAX_NEW_TOKENS)
+        of = tasks.TASK_SETS[args.on]
+        of.write_panels(shortest=study.SHORT, horizon=study.LONG, max_new_tokens=study.MAX_NEW_TOKENS)
+    elif args.command == "start":
+        start.make(args.out.absolute())
     elif args.command == "report":
-        report.write_report(args.rows / ROWS, args.rows / SEARCH_ROWS, args.images)
-        of_methods = (read_rows(args.rows / name) for name in (METHOD_ROWS, METHOD_SEARCH_ROWS, ROWS, SEARCH_ROWS))
-        report.write_methods(*of_methods, args.images)
+        report_on(args.rows, args.images)
     elif args.command == "chunk":
         chunk(args.out, study.Run(**args.run))
     else:
@@ -111,6 +142,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the chunk ends, too
         with only_one(out):
             match args.command:
+                case "run" if args.on == "textworld":
+                    run_textworld(out, args.seeds)
                 case "run":
                     run(out, args.seeds)
                 case "methods":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.learning import study
-from benchmarks.learning.runner import as_method_rows, chosen_lrs, read_rows, reading_at, rows_of
+from benchmarks.learning.runner import as_method_rows, chosen_lrs, common_lr, last_success, reading_at, rows_of
 from benchmarks.learning.statistics import Contrast, contrast, holm, t_interval
 
 Rows = Sequence[Mapping[str, Any]]
@@ -18,22 +18,38 @@ Pair = tuple[str, str, str]
 BUDGETS = ("turns", "tokens")
 
 
-def write_report(rows_file: Path, search_file: Path, images: Path) -> None:
-    """Print the tables, and draw a curve for each budget."""
-    rows, search = read_rows(rows_file), read_rows(search_file)
-    if search:
-        print_search(search)
+def write_report(rows: Rows, search: Rows, images: Path) -> None:
+    """Print the tables of the schedules on BabyAI, and draw a curve for each budget."""
+    print_search(search)
+    print_rows(rows, images, "curve")
+    lr = chosen_lrs(search, study.SEARCHED)["long"] if rows and search else None
+    if best_fixed := best_fixed_of(search, lr, study.FIXED):
+        print_contrasts(rows, *pairs_of(best_fixed))
+
+
+def write_textworld(rows: Rows, search: Rows, images: Path) -> None:
+    """Print the tables of the schedules on TextWorld, which share a learning rate, and draw its curves."""
+    print_search(search)
+    print_rows(rows, images, "curve_textworld")
+    fixed = [name for name in study.FIXED if name in study.TEXTWORLD_SCHEDULES]
+    lr = common_lr(search) if rows and search else None
+    if best_fixed := best_fixed_of(search, lr, fixed):
+        first = ("scaling_inter", best_fixed)
+        pairs = [first, *((name, first[0]) for name in study.TEXTWORLD_SCHEDULES if name not in first)]
+        of_budgets = [(*pair, budget) for budget in BUDGETS for pair in pairs]
+        print_contrasts(rows, of_budgets, {(*first, "turns"): "primary"})
+
+
+def print_rows(rows: Rows, images: Path, name: str) -> None:
+    """Print a table for each budget, and draw its curve."""
     if not rows:
         print("No run has ended yet.")
         return
     check_comparable(rows)
-    best_fixed = best_fixed_of(search)
     images.mkdir(parents=True, exist_ok=True)
     for budget in BUDGETS:
         print_schedules(rows, budget)
-        draw(rows, budget, images / f"curve_{budget}.png")
-    if best_fixed:
-        print_contrasts(rows, *pairs_of(best_fixed))
+        draw(rows, budget, images / f"{name}_{budget}.png")
 
 
 def write_methods(rows: Rows, search: Rows, of_schedules: Rows, search_of_schedules: Rows, images: Path) -> None:
@@ -41,7 +57,7 @@ def write_methods(rows: Rows, search: Rows, of_schedules: Rows, search_of_schedu
     searched = list(study.method_search_runs(study.METHODS))
     tried = rows_of(searched, [*as_method_rows(search_of_schedules), *search])
     if len(tried) < len(searched):
-        print(f"\nMethods: {len(tried)} of {len(searched)} runs of their search have ended.")
+        print(f"{len(tried)} of {len(searched)} runs of their search have ended.")
         return
     lrs = chosen_lrs(tried, study.OWN_LR, key="method")
     known = rows_of(list(study.method_runs(study.METHODS, lrs)), [*as_method_rows(of_schedules), *rows])
@@ -69,20 +85,23 @@ def check_comparable(rows: Rows) -> None:
             raise ValueError(f"report: all rows must have one {name}; got {len(values)}. Take the others out.")
 
 
-def best_fixed_of(search: Rows) -> str | None:
-    """Return the fixed schedule with the highest success on the search seeds; of equal ones the longer."""
-    if not search:
-        return None
-    lr = chosen_lrs(search, study.SEARCHED)["long"]
+def best_fixed_of(search: Rows, lr: float | None, fixed: Sequence[str]) -> str | None:
+    """Return the fixed schedule with the highest success at an lr on the search seeds; of equal ones the longer.
+
+    Args:
+        fixed: those to choose from, the shorter first; None is returned where one of them has not ended.
+    """
     means = {}
-    for name in reversed(study.FIXED):
-        mine = [row for row in search if row["schedule"] == name and row["lr"] == lr]
+    for name in reversed(fixed):
+        mine = [last_success(row) for row in search if row["schedule"] == name and row["lr"] == lr]
         if mine:
-            means[name] = np.mean([reading_at(row, study.NUM_POINTS)["success"] for row in mine])
-    return max(means, key=means.__getitem__) if len(means) == len(study.FIXED) else None
+            means[name] = np.mean(mine)
+    return max(means, key=means.__getitem__) if len(means) == len(fixed) else None
 
 
 def print_search(search: Rows) -> None:
+    if not search:
+        return
     print("\n| search | lr | seed | success at the end |\n|---|---|---|---|")
     for row in search:
         success = reading_at(row, study.NUM_POINTS)["success"]

@@ -96,7 +96,7 @@ def make_runs(out: Path, runs: Sequence[Run], rows_file: Path, known: Sequence[M
         if not finish(out, run):
             say(f"{run.name}: passed over after {MAX_FAILURES} failures; its log is in {folder_of(out, run)}.")
             continue
-        row = row_of(run, folder_of(out, run), out / "start.json", commit())
+        row = row_of(run, folder_of(out, run), start_of(out, run), commit())
         append_row(rows_file, row)
         last = row["readings"][-2]["success"]
         say(f"{run.name}: {row['start']['last']['success']:.3f} -> {last:.3f} in {row['minutes']:.1f} minutes")
@@ -147,9 +147,19 @@ def folder_of(out: Path, run: Run) -> Path:
     return out / "runs" / f"{run.name}{part}"
 
 
+def start_of(out: Path, run: Run) -> Path:
+    """Return the file of the panels' readings before training, which the runs of an environment share."""
+    return out / f"start_{run.env}.json"
+
+
 def chosen_lrs(rows: Sequence[Mapping[str, Any]], names: Iterable[str], key: str = "schedule") -> dict[str, float]:
     """Return the lr of each searched schedule, or method: the best on the search seeds; of equal ones the smaller."""
     return {name: best([(row["lr"], last_success(row)) for row in rows if row[key] == name]) for name in names}
+
+
+def common_lr(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the lr with the best mean over all that were searched."""
+    return best([(row["lr"], last_success(row)) for row in rows])
 
 
 def best(found: Sequence[tuple[float, float]]) -> float:

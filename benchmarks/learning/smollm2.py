@@ -107,23 +107,24 @@ def _textcraft_tasks() -> tuple[list[str], list[str]]:
 
 def _babyai_tasks() -> tuple[list[str], list[str]]:
     """Hold out tasks of seeds that are in neither split, as many of each level; none begins as a training task does."""
-    env = gymnasium.make(tasks.ENV, obs_type="text", split="all").unwrapped
+    env = tasks.BABYAI.make_env()
 
     def seen_first(item_id: str) -> str:
         return env.reset(seed=0, options={"item_id": item_id})[0]
 
-    trained = [str(item) for item in np.random.default_rng(0).permutation(_ids(tasks.ENV, levels=LEVELS))]
+    trained = [str(item) for item in np.random.default_rng(0).permutation(_ids(tasks.BABYAI.env, levels=LEVELS))]
     known = {seen_first(item_id) for item_id in trained}
     held_out: list[str] = []
     for level in LEVELS:
-        items = tasks.items_of(tasks.SEEDS["held_out"], [level])
+        items = tasks.babyai_items(tasks.BABYAI_HELD_OUT, [level])
         held_out += [item_id for item_id in items if seen_first(item_id) not in known][: NUM_HELD_OUT // len(LEVELS)]
     env.close()
     return held_out, trained
 
 
 def _babyai_of_the_horizon_study() -> list[str]:
-    return tasks.balanced(tasks.by_length(tasks.tasks()["held_out"]), NUM_OTHER, seed=tasks.PANEL_SEED)
+    held_out = tasks.BABYAI.by_length(tasks.BABYAI.tasks["held_out"])
+    return tasks.balanced(held_out, NUM_OTHER, seed=tasks.PANEL_SEED)
 
 
 def _textcraft_held_out() -> list[str]:
@@ -139,7 +140,7 @@ STUDIES = {
     for study in (
         Study(
             "babyai",
-            tasks.ENV,
+            tasks.BABYAI.env,
             "smollm2_babyai",
             4,
             {"levels": LEVELS},
@@ -153,7 +154,7 @@ STUDIES = {
             8,
             {"splits": _TEXTCRAFT_FILES},
             _textcraft_tasks,
-            (tasks.ENV, _babyai_of_the_horizon_study),
+            (tasks.BABYAI.env, _babyai_of_the_horizon_study),
         ),
     )
 }

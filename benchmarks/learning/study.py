@@ -1,6 +1,6 @@
 """The design of the study: horizon schedules, methods, budgets, seeds, and the order of the runs.
 
-`plan.md` gives the reasons for the schedules, `plan_methods.md` for the methods.
+`plan.md` and `plan_textworld.md` give the reasons for the schedules, `plan_methods.md` for the methods.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ TROUBLE = "long_lr_x3"  # the paper's failing case: the long horizon at three ti
 ALL_LONG = ("long", LONG_SLOW, TROUBLE)  # one schedule at several lrs
 REPORTED = (*FIRST, LONG_SLOW, *SECOND, TROUBLE)
 
+TEXTWORLD_SCHEDULES = ("middle", "long", "scaling_inter", "random")  # the best of part 1, and the control
+TEXTWORLD_SEARCHED = ("middle", "long", "scaling_inter")  # all at one lr, the best of their mean
+TEXTWORLD_SEEDS = SEEDS[:5]
+
 # Of each method: the algorithm, and options that differ from those of the schedules' runs. All play the long horizon.
 OWN_LR: dict[str, tuple[str, dict[str, Any]]] = {  # searched
     "grpo": ("GRPO", {}),
@@ -54,6 +58,7 @@ class Run:
     """One training.
 
     Args:
+        env: the name of its tasks.
         lr: of AdamW.
         turns, tokens: it ends when both budgets are spent.
         method: one of `METHODS`.
@@ -120,6 +125,21 @@ def fixed_search_runs(lr: float) -> Iterator[Run]:
             yield _search_run(schedule, seed, lr)
 
 
+def textworld_search_runs() -> Iterator[Run]:
+    """Yield the runs of TextWorld on seeds that are not reported."""
+    for seed in SEARCH_SEEDS:
+        for lr in LRS:
+            for schedule in TEXTWORLD_SEARCHED:
+                yield _search_run(schedule, seed, lr, env="textworld")
+
+
+def textworld_runs(lr: float) -> Iterator[Run]:
+    """Yield the reported runs of TextWorld, seed by seed."""
+    for seed in TEXTWORLD_SEEDS:
+        for schedule in TEXTWORLD_SCHEDULES:
+            yield Run("textworld", schedule, seed, lr)
+
+
 def method_search_runs(methods: Collection[str]) -> Iterator[Run]:
     """Yield the search of these methods, and of GRPO, whose learning rate the presets take."""
     for seed in METHOD_SEARCH_SEEDS:
@@ -140,8 +160,8 @@ def method_runs(methods: Collection[str], lrs: Mapping[str, float]) -> Iterator[
                 yield Run("babyai", "long", seed, lrs.get(method, lrs["grpo"]), method=method)
 
 
-def _search_run(schedule: str, seed: int, lr: float, method: str = "grpo") -> Run:
-    full = Run("babyai", schedule, seed, lr, method=method)
+def _search_run(schedule: str, seed: int, lr: float, method: str = "grpo", env: str = "babyai") -> Run:
+    full = Run(env, schedule, seed, lr, method=method)
     return replace(full, turns=int(TURNS * SEARCH_SHARE), tokens=int(TOKENS * SEARCH_SHARE))
 
 

@@ -1,4 +1,4 @@
-"""The study's tasks by the length of their solutions, and the panels on which policies are judged."""
+"""The tasks of the study of horizons and of methods, in two environments."""
 
 from __future__ import annotations
 
@@ -7,41 +7,136 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-ENV = "rllm_gym:rllm_gym/BabyAI-v0"
-# Go to an object, or to several in order; open a door, or two in order; pick something up.
-LEVELS = (5, 8, 10, 14, 15, 16, 19, 21)
-NUM_LEVELS = 40  # item i is level i % 40 + 1 with minigrid's seed i // 40
-SEEDS = {"train": range(100), "held_out": range(250, 330)}  # below 248 is the `train` split, from 250 on neither split
+NUM_LEVELS = 40  # of BabyAI: item i is level i % 40 + 1 with minigrid's seed i // 40
+NUM_QUESTS = 10  # of TextWorld: item i is level i % 10 + 1 with its seed i // 10
 LENGTHS = range(2, 11)
 LONG = 6  # turns; half of the tasks need so many or more
 FOLDER = Path(__file__).parent / "panels"
-TASKS = FOLDER / "babyai_tasks.json"
 POINTS, LAST, TRAINED = "points", "last", "trained"
 # (tasks of, how many, episodes of each): read at every point; read at the end; the same on tasks that were trained on.
 PANEL_KINDS = {POINTS: ("held_out", 60, 1), LAST: ("held_out", 60, 4), TRAINED: ("train", 60, 1)}
 PANEL_SEED = 10_000
 
 
-def find_tasks() -> dict[str, dict[str, int]]:
-    """Play the expert, and return the turns that it takes, for the tasks of the study's lengths."""
-    env = gymnasium.make(ENV, obs_type="text", split="all").unwrapped
-    found: dict[str, dict[str, int]] = {}
-    for name, seeds in SEEDS.items():
-        turns = {item_id: expert_turns(env, item_id) for item_id in items_of(seeds)}
-        found[name] = {item_id: of for item_id, of in turns.items() if of in LENGTHS}
-    env.close()
-    return found
+@dataclass(frozen=True)
+class TaskSet:
+    """The tasks of one environment by the length of their solutions, with the panels on which policies are judged.
 
+    Args:
+        name: of its files in `panels/`.
+        env: its id.
+        base_model: what the runs begin with.
+        candidates: of each part; tasks are those that the expert solves in a number of turns of `LENGTHS`.
+        available_actions: reads them from an observation, where the environment lists them; the panels then hold no
+            long task that a short horizon can solve, whichever actions are taken.
+    """
 
-def items_of(seeds: range, levels: Iterable[int] = LEVELS) -> list[str]:
-    return [f"babyai_{level - 1 + NUM_LEVELS * seed}" for seed in seeds for level in levels]
+    name: str
+    env: str
+    base_model: str
+    candidates: Mapping[str, Sequence[str]]
+    available_actions: Callable[[str], list[str]] | None = None
+
+    @property
+    def tasks_file(self) -> Path:
+        return FOLDER / f"{self.name}_tasks.json"
+
+    def panel_file(self, kind: str) -> Path:
+        return FOLDER / f"{self.name}_{kind}.json"
+
+    @functools.cached_property
+    def tasks(self) -> Mapping[str, Mapping[str, int]]:
+        """The tasks of each part with the turns of the expert, as they are kept."""
+        return json.loads(self.tasks_file.read_text(encoding="utf-8"))
+
+    @functools.cached_property
+    def length_of(self) -> Mapping[str, int]:
+        """How many turns each task takes."""
+        return {item_id: turns for part in self.tasks.values() for item_id, turns in part.items()}
+
+    @property
+    def training_tasks(self) -> list[str]:
+        return balanced(self.by_length(self.tasks["train"]))
+
+    def by_length(self, items: Iterable[str]) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {length: [] for length in LENGTHS}
+        for item_id in items:
+            found[self.length_of[item_id]].append(item_id)
+        return found
+
+    def make_env(self) -> Any:
+        return gymnasium.make(self.env, obs_type="text", split="all").unwrapped
+
+    def find_tasks(self) -> dict[str, dict[str, int]]:
+        """Play the expert, and return the turns that it takes, for the tasks of the study's lengths."""
+        env = self.make_env()
+        found: dict[str, dict[str, int]] = {}
+        for part, items in self.candidates.items():
+            turns = {item_id: expert_turns(env, item_id) for item_id in items}
+            found[part] = {item_id: of for item_id, of in turns.items() if of in LENGTHS}
+        env.close()
+        return found
+
+    def is_solvable_within(self, env: Any, item_id: str, num_turns: int) -> bool:
+        """Return whether any sequence of that many available actions solves a task, by trying them all."""
+        assert self.available_actions is not None
+        paths: list[list[str]] = [[]]
+        while paths:
+            path = paths.pop()
+            observation, _ = env.reset(seed=0, options={"item_id": item_id})
+            is_over = False
+            for action in path:
+                observation, _, terminated, truncated, _ = env.step(f"Action: {action}")
+                is_over = terminated or truncated
+            if env.is_success:
+                return True
+            if not is_over and len(path) < num_turns:
+                paths += [[*path, action] for action in self.available_actions(observation)]
+        return False
+
+    def write_panels(self, *, shortest: int, horizon: int, max_new_tokens: int) -> None:
+        """Write its files in `panels/`, which are kept: runs read them and make none.
+
+        Args:
+            shortest: turns in which no way at all solves a task of the panels' long half.
+            horizon: the panels'.
+        """
+        FOLDER.mkdir(exist_ok=True)
+        found = self.find_tasks()
+        self.tasks_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        held_out = list(found["held_out"])
+        if self.available_actions is not None:
+            env = self.make_env()
+            held_out = [
+                item_id
+                for item_id in held_out
+                if self.length_of[item_id] < LONG or not self.is_solvable_within(env, item_id, shortest)
+            ]
+            env.close()
+        for kind, (part, num_tasks, samples) in PANEL_KINDS.items():
+            candidates = self.training_tasks if part == "train" else held_out
+            items = balanced(self.by_length(candidates), num_tasks, seed=PANEL_SEED)
+            options = {
+                "--env-config": json.dumps({"system_prompt": "", "item_ids": items}),
+                "--split": "all",
+                "--episodes": num_tasks,
+                "--samples": samples,
+                "--seed": PANEL_SEED,
+                "--horizon": horizon,
+                "--max-new-tokens": max_new_tokens,
+            }
+            command = [Path(sys.executable).with_name("rllm-gym"), "panel", self.env]
+            command += [text for option in options.items() for text in option]
+            panel = subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True).stdout
+            self.panel_file(kind).write_text(panel, encoding="utf-8")
 
 
 def expert_turns(env: Any, item_id: str) -> int:
@@ -52,40 +147,6 @@ def expert_turns(env: Any, item_id: str) -> int:
         _, _, terminated, truncated, _ = env.step(env.expert_action())
         turns, is_over = turns + 1, terminated or truncated
     return turns if env.is_success else LENGTHS.stop
-
-
-def is_solvable_within(env: Any, item_id: str, num_turns: int) -> bool:
-    """Return whether any sequence of that many available actions solves a task, by trying them all."""
-    paths: list[list[str]] = [[]]
-    while paths:
-        path = paths.pop()
-        observation, _ = env.reset(seed=0, options={"item_id": item_id})
-        is_over = False
-        for action in path:
-            observation, _, terminated, truncated, _ = env.step(f"Action: {action}")
-            is_over = terminated or truncated
-        if env.is_success:
-            return True
-        if not is_over and len(path) < num_turns:
-            paths += [[*path, action] for action in available_actions(observation)]
-    return False
-
-
-def available_actions(observation: str) -> list[str]:
-    [listed] = re.findall(r"Available actions: (\[.*\])", observation)
-    return [action for action in json.loads(listed) if action != "check available actions"]
-
-
-@functools.cache
-def tasks() -> Mapping[str, Mapping[str, int]]:
-    """Return the tasks of each part with the turns of the expert, as they are kept."""
-    return json.loads(TASKS.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def length_of() -> Mapping[str, int]:
-    """Return how many turns each task of the study takes."""
-    return {item_id: turns for part in tasks().values() for item_id, turns in part.items()}
 
 
 def balanced(of_length: Mapping[int, Sequence[str]], num_tasks: int | None = None, *, seed: int = 0) -> list[str]:
@@ -109,50 +170,38 @@ def balanced(of_length: Mapping[int, Sequence[str]], num_tasks: int | None = Non
     return chosen
 
 
-def by_length(items: Iterable[str]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {length: [] for length in LENGTHS}
-    for item_id in items:
-        found[length_of()[item_id]].append(item_id)
-    return found
+def babyai_items(seeds: Iterable[int], levels: Iterable[int]) -> list[str]:
+    return [f"babyai_{level - 1 + NUM_LEVELS * seed}" for seed in seeds for level in levels]
 
 
-def training_tasks() -> list[str]:
-    return balanced(by_length(tasks()["train"]))
+def textworld_items(seeds: Iterable[int], levels: Iterable[int]) -> list[str]:
+    return [f"textworld_{level - 1 + NUM_QUESTS * seed}" for seed in seeds for level in levels]
 
 
-def write_panels(*, shortest: int, horizon: int, max_new_tokens: int) -> None:
-    """Write the files in `panels/`, which are kept: runs read them and make none.
-
-    Args:
-        shortest: turns in which no way at all solves a task of the panels' long half.
-        horizon: the panels'.
-    """
-    FOLDER.mkdir(exist_ok=True)
-    TASKS.write_text(json.dumps(find_tasks(), indent=1) + "\n", encoding="utf-8")
-    env = gymnasium.make(ENV, obs_type="text", split="all").unwrapped
-    held_out = [
-        item_id
-        for item_id, turns in tasks()["held_out"].items()
-        if turns < LONG or not is_solvable_within(env, item_id, shortest)
-    ]
-    env.close()
-    for kind, (part, num_tasks, samples) in PANEL_KINDS.items():
-        candidates = training_tasks() if part == "train" else held_out
-        items = balanced(by_length(candidates), num_tasks, seed=PANEL_SEED)
-        options = {
-            "--env-config": json.dumps({"system_prompt": "", "item_ids": items}),
-            "--split": "all",
-            "--episodes": num_tasks,
-            "--samples": samples,
-            "--seed": PANEL_SEED,
-            "--horizon": horizon,
-            "--max-new-tokens": max_new_tokens,
-        }
-        command = [Path(sys.executable).with_name("rllm-gym"), "panel", ENV]
-        command += [text for option in options.items() for text in option]
-        panel = subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True).stdout
-        panel_file(kind).write_text(panel, encoding="utf-8")
+def listed_by_babyai(observation: str) -> list[str]:
+    [listed] = re.findall(r"Available actions: (\[.*\])", observation)
+    return [action for action in json.loads(listed) if action != "check available actions"]
 
 
-def panel_file(kind: str) -> Path:
-    return FOLDER / f"babyai_{kind}.json"
+# Go to an object, or to several in order; open a door, or two in order; pick something up.
+_BABYAI_LEVELS = (5, 8, 10, 14, 15, 16, 19, 21)
+BABYAI_HELD_OUT = range(250, 330)  # seeds; below 248 is the `train` split, from 250 on neither split
+BABYAI = TaskSet(
+    "babyai",
+    "rllm_gym:rllm_gym/BabyAI-v0",
+    "tiny",
+    {"train": babyai_items(range(100), _BABYAI_LEVELS), "held_out": babyai_items(BABYAI_HELD_OUT, _BABYAI_LEVELS)},
+    listed_by_babyai,
+)
+_QUEST_LEVELS = LENGTHS  # as many commands
+TEXTWORLD_SFT = textworld_items(range(25), _QUEST_LEVELS)  # of the `train` split: what made the start
+TEXTWORLD = TaskSet(
+    "textworld",
+    "rllm_gym:rllm_gym/TextWorld-v0",
+    str(Path(__file__).with_name("textworld_start")),
+    {
+        "train": textworld_items(range(25, 50), _QUEST_LEVELS),
+        "held_out": textworld_items(range(180, 200), _QUEST_LEVELS),  # the `eval` split
+    },
+)
+TASK_SETS = {task_set.name: task_set for task_set in (BABYAI, TEXTWORLD)}

@@ -16,10 +16,9 @@ from typing import Any
 from benchmarks.learning import study
 from benchmarks.learning.ray_here import ray_here
 from benchmarks.learning.study import NUM_POINTS, Run
-from benchmarks.learning.tasks import ENV, LAST, POINTS, TRAINED, length_of, panel_file, training_tasks
+from benchmarks.learning.tasks import LAST, POINTS, TASK_SETS, TRAINED, TaskSet
 from rllm_gym.models import resolve_base_model
 
-BASE_MODEL = "tiny"
 CHECKPOINT_EVERY_S = 120
 LEARNER_METRICS = ("entropy", "gradient_norm", "kl", "clip_fraction", "policy_loss")
 SAMPLER_METRICS = ("success_rate", "truncated_fraction", "num_turns_mean", "useful_group_share")
@@ -108,7 +107,7 @@ def train(run: Run, folder: Path, start: Path, *, deadline_s: float) -> bool:
             progress.write(folder)
 
         if not start.exists():
-            readings = {kind: read_panel(algo, kind, Progress()) for kind in (POINTS, LAST, TRAINED)}
+            readings = {kind: read_panel(run, algo, kind, Progress()) for kind in (POINTS, LAST, TRAINED)}
             start.write_text(json.dumps(readings), encoding="utf-8")
         if progress.checkpoint:
             algo.restore_from_path(str((folder / progress.checkpoint).absolute()))
@@ -116,7 +115,9 @@ def train(run: Run, folder: Path, start: Path, *, deadline_s: float) -> bool:
             read_points(run, algo, progress)
             progress.is_finished = progress.turns >= run.turns and progress.tokens >= run.tokens
             if progress.is_finished:
-                progress.readings.append({"points": {"turns": [], "tokens": []}} | read_panel(algo, TRAINED, progress))
+                progress.readings.append(
+                    {"points": {"turns": [], "tokens": []}} | read_panel(run, algo, TRAINED, progress)
+                )
                 save()
                 export(folder, progress)
             elif time.monotonic() >= deadline_s:
@@ -164,15 +165,16 @@ def read_points(run: Run, algo: Any, progress: Progress) -> None:
     """Read the panel for the points that are due: at a budget's end with four episodes of a task, else with one."""
     if points := due(run, progress):
         is_last = any(NUM_POINTS in of_budget for of_budget in points.values())
-        progress.readings.append({"points": points} | read_panel(algo, LAST if is_last else POINTS, progress))
+        progress.readings.append({"points": points} | read_panel(run, algo, LAST if is_last else POINTS, progress))
 
 
-def read_panel(algo: Any, kind: str, progress: Progress) -> dict[str, Any]:
+def read_panel(run: Run, algo: Any, kind: str, progress: Progress) -> dict[str, Any]:
     """Play a panel with the policy as it is; the seeds are the panel's, so that it disturbs no training."""
     from rllm_gym.evaluation.panel import read_panel as read_file
 
     start_s = time.monotonic()
-    panel = read_file(panel_file(kind))
+    of = TASK_SETS[run.env]
+    panel = read_file(of.panel_file(kind))
     episodes, failed = algo.sample(
         panel.groups(0), max_episode_steps=dict.fromkeys(algo.horizons, panel.horizon), params=panel.sampling
     )
@@ -187,7 +189,7 @@ def read_panel(algo: Any, kind: str, progress: Progress) -> dict[str, Any]:
         "train_step": algo.training_iteration,
         "turns": progress.turns,
         "tokens": progress.tokens,
-        **summary(list(by_task), {item_id: [_outcome(e) for e in by_task[item_id]] for item_id in by_task}),
+        **summary(of, {item_id: [_outcome(e) for e in by_task[item_id]] for item_id in by_task}),
         "seconds": round(time.monotonic() - start_s, 1),
     }
 
@@ -199,26 +201,26 @@ def _outcome(episode: Any) -> tuple[bool, int, int, bool]:
     return bool(episode.info.get("is_success")), len(turns), tokens, episode.is_truncated
 
 
-def summary(item_ids: Sequence[str], outcomes: Mapping[str, Sequence[tuple[bool, int, int, bool]]]) -> dict[str, Any]:
+def summary(of: TaskSet, outcomes: Mapping[str, Sequence[tuple[bool, int, int, bool]]]) -> dict[str, Any]:
     """Return what a row keeps of a panel that was played.
 
     Args:
-        outcomes: of each task's episodes: success, turns, sampled tokens, truncated.
+        outcomes: of each task's episodes, in the panel's order: success, turns, sampled tokens, truncated.
 
     Returns:
         `solved`: of each task the share of its episodes, in the panel's order. `turns_per_solved` and
         `tokens_per_solved` are all that was spent over what was solved; None where nothing was.
     """
-    everything = [outcome for item_id in item_ids for outcome in outcomes[item_id]]
+    everything = [outcome for of_task in outcomes.values() for outcome in of_task]
     num_solved = sum(outcome[0] for outcome in everything)
-    rates = {item_id: sum(o[0] for o in outcomes[item_id]) / len(outcomes[item_id]) for item_id in item_ids}
+    rates = {item_id: sum(o[0] for o in of_task) / len(of_task) for item_id, of_task in outcomes.items()}
     by_length: dict[int, list[float]] = {}
-    for item_id in item_ids:
-        by_length.setdefault(length_of()[item_id], []).append(rates[item_id])
+    for item_id, rate in rates.items():
+        by_length.setdefault(of.length_of[item_id], []).append(rate)
     return {
         "success": round(sum(rates.values()) / len(rates), 5),
-        "by_length": {length: round(sum(of) / len(of), 4) for length, of in sorted(by_length.items())},
-        "solved": [round(rates[item_id], 4) for item_id in item_ids],
+        "by_length": {length: round(sum(found) / len(found), 4) for length, found in sorted(by_length.items())},
+        "solved": [round(rate, 4) for rate in rates.values()],
         "turns_per_solved": round(sum(o[1] for o in everything) / num_solved, 2) if num_solved else None,
         "tokens_per_solved": round(sum(o[2] for o in everything) / num_solved, 1) if num_solved else None,
         "tokens_per_turn": round(sum(o[2] for o in everything) / sum(o[1] for o in everything), 2),
@@ -235,12 +237,13 @@ def configuration(run: Run) -> Any:
     if run.schedule == "adaptive":
         horizon = {"scaling_inter": {"type": "adaptive", "horizons": list(study.HORIZONS), "min_steps_per_stage": 10}}
     config = get_algorithm_class(algorithm).get_default_config()
-    config.environment(ENV, env_config={"system_prompt": "", "split": "all", "item_ids": training_tasks()})
+    of = TASK_SETS[run.env]
+    config.environment(of.env, env_config={"system_prompt": "", "split": "all", "item_ids": of.training_tasks})
     of_loss = {"clip_low": 0.2, "clip_high": 0.28, "kl_coeff": 0.0}
     of_preset = PRESETS.get(options.get("preset", ""), {})
     return config.update_from_dict(
         {
-            "base_model": BASE_MODEL,
+            "base_model": of.base_model,
             "seed": run.seed,
             "num_env_runners": 1,
             "num_cpus_per_env_runner": 1,
@@ -269,7 +272,7 @@ def row_of(run: Run, folder: Path, start: Path, commit: str) -> dict[str, Any]:
     return {
         "commit": commit,
         **run.content,
-        "base_model": weights_hash(),
+        "base_model": weights_hash(TASK_SETS[run.env].base_model),
         "train_steps": len(progress.curve),
         "turns_trained": progress.turns,
         "tokens_trained": progress.tokens,
@@ -284,9 +287,9 @@ def row_of(run: Run, folder: Path, start: Path, commit: str) -> dict[str, Any]:
     }
 
 
-def weights_hash() -> str:
+def weights_hash(base_model: str) -> str:
     """Return what a row says of the policy that its run began with."""
-    return hashlib.sha256((resolve_base_model(BASE_MODEL) / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((resolve_base_model(base_model) / "model.safetensors").read_bytes()).hexdigest()
 
 
 def has_collapsed(successes: Sequence[float]) -> bool:

@@ -118,14 +118,16 @@ def test_presets_take_grpos_lr_and_their_own_loss():
     assert (gspo.lr, ppo.critic_lr) == (RUN.lr, 1e-3)
 
 
-def test_half_of_the_tasks_need_six_turns_and_the_panel_holds_none_that_is_trained_on():
-    trained = tasks.training_tasks()
-    panel = json.loads(tasks.panel_file(tasks.LAST).read_text())["item_ids"]
+@pytest.mark.parametrize("of", tasks.TASK_SETS.values(), ids=lambda of: of.name)
+def test_half_of_the_tasks_need_six_turns_and_the_panel_holds_none_that_is_trained_on(of):
+    trained = of.training_tasks
+    panel = json.loads(of.panel_file(tasks.LAST).read_text())["item_ids"]
     for items in (trained, panel):
-        assert sum(tasks.length_of()[item] >= 6 for item in items) == len(items) / 2
-        assert {tasks.length_of()[item] for item in items} == set(range(2, 11))
+        assert sum(of.length_of[item] >= 6 for item in items) == len(items) / 2
+        assert {of.length_of[item] for item in items} == set(range(2, 11))
     assert not set(panel) & set(trained)
-    assert set(json.loads(tasks.panel_file(tasks.TRAINED).read_text())["item_ids"]) <= set(trained)
+    assert set(json.loads(of.panel_file(tasks.TRAINED).read_text())["item_ids"]) <= set(trained)
+    assert not set(tasks.TEXTWORLD_SFT) & {*panel, *trained}
 
 
 def test_tasks_are_spread_over_lengths_until_one_has_no_more():
@@ -143,12 +145,10 @@ def test_a_run_has_collapsed_when_its_last_two_readings_are_below_half_of_its_be
     assert training.has_collapsed(successes) is collapsed
 
 
-def test_what_was_spent_is_counted_over_all_episodes_and_success_over_tasks(monkeypatch):
-    monkeypatch.setattr(training, "length_of", lambda: {"a": 2, "b": 8})
+def test_what_was_spent_is_counted_over_all_episodes_and_success_over_tasks():
+    of = SimpleNamespace(length_of={"a": 2, "b": 8})
     # Two episodes of a task in 2 and 4 turns, one that is cut off after 12: success, turns, tokens, truncated.
-    found = training.summary(
-        ["b", "a"], {"a": [(True, 2, 40, False), (True, 4, 80, False)], "b": [(False, 12, 240, True)]}
-    )
+    found = training.summary(of, {"b": [(False, 12, 240, True)], "a": [(True, 2, 40, False), (True, 4, 80, False)]})
     assert (found["success"], found["solved"], found["by_length"]) == (0.5, [0.0, 1.0], {2: 1.0, 8: 0.0})
     assert (found["turns_per_solved"], found["tokens_per_solved"]) == (9.0, 180.0)
     assert (found["tokens_per_turn"], found["truncated"]) == (20.0, 0.3333)
@@ -198,7 +198,7 @@ class FakeAlgorithm:
 def train(tmp_path, monkeypatch):
     """Return a function that trains `RUN` in a folder as one process would, for so many train steps."""
 
-    def read_panel(algo, kind, progress):
+    def read_panel(run, algo, kind, progress):
         return {"panel": kind, "train_step": algo.training_iteration, "success": 0.5}
 
     def train_once(name, steps_to_live, *, deadline_s=np.inf, run=RUN):
@@ -315,6 +315,17 @@ def test_of_equal_learning_rates_the_smaller_is_taken():
     assert runner.best([(1e-4, 0.2), (1e-4, 0.4), (2e-4, 0.35)]) == 2e-4
 
 
+def test_textworlds_schedules_share_the_learning_rate_with_the_best_mean():
+    found = {5e-5: (0.5, 0.1), 1e-4: (0.4, 0.4), 2e-4: (0.1, 0.6)}  # of two schedules; each has its best elsewhere
+    search = [row("long", 100, [rate, rate]) | {"lr": lr} for lr, rates in found.items() for rate in rates]
+    assert runner.common_lr(search) == 1e-4
+    runs = list(study.textworld_runs(1e-4))
+    assert {(run.env, run.lr) for run in runs} == {("textworld", 1e-4)}
+    assert Counter(run.schedule for run in runs) == dict.fromkeys(study.TEXTWORLD_SCHEDULES, 5)
+    assert {training.configuration(run).env for run in runs} == {tasks.TEXTWORLD.env}
+    assert not {run.seed for run in runs} & {run.seed for run in study.textworld_search_runs()}
+
+
 # --- the report ---
 
 
@@ -350,7 +361,7 @@ def test_the_report_contrasts_scaling_inter_with_the_fixed_horizon_that_the_sear
     for name, of in (("rows", rows), ("search", search)):
         for each in of:
             runner.append_row(tmp_path / name, each)
-    report.write_report(tmp_path / "rows", tmp_path / "search", tmp_path)
+    report.write_report(*(runner.read_rows(tmp_path / name) for name in ("rows", "search")), tmp_path)
     printed = capsys.readouterr().out
     # By seed 0.1 and 0.3, as above.
     assert "| scaling_inter - middle | turns | 2 | +0.200 | [-1.071, +1.471] |" in printed
@@ -381,7 +392,7 @@ def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys,
     assert "| ppo - grpo | turns | 2 | +0.300 | [-0.335, +0.935] |" in printed
     assert "| grpo | 2 | 0.300 " in printed
     report.write_methods(of_ppo, search[2:], of_grpo, search[:1], tmp_path)
-    assert "Methods: 23 of 24 runs of their search have ended." in capsys.readouterr().out
+    assert "23 of 24 runs of their search have ended." in capsys.readouterr().out
 
 
 def test_rows_that_were_judged_on_another_panel_are_refused():
