@@ -99,7 +99,6 @@ def report_on(folder: Path, images: Path) -> None:
     report.write_report(*rows(ROWS, SEARCH_ROWS), images)
     print("\nTextWorld")
     report.write_textworld(*rows(TEXTWORLD_ROWS, TEXTWORLD_SEARCH_ROWS), images)
-    print("\nMethods")
     report.write_methods(*rows(METHOD_ROWS, METHOD_SEARCH_ROWS, ROWS, SEARCH_ROWS), images)
 
 

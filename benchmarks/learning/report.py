@@ -24,7 +24,9 @@ def write_report(rows: Rows, search: Rows, images: Path) -> None:
     print_rows(rows, images, "curve")
     lr = chosen_lrs(search, study.SEARCHED)["long"] if rows and search else None
     if best_fixed := best_fixed_of(search, lr, study.FIXED):
-        print_contrasts(rows, *pairs_of(best_fixed))
+        others = [(study.TROUBLE, "long")]
+        exploratory = [("scaling_inter", study.LONG_SLOW), (study.LONG_SLOW, "long")]
+        print_contrasts(rows, *pairs_of(best_fixed, study.SCHEDULES, others, exploratory))
 
 
 def write_textworld(rows: Rows, search: Rows, images: Path) -> None:
@@ -34,10 +36,7 @@ def write_textworld(rows: Rows, search: Rows, images: Path) -> None:
     fixed = [name for name in study.FIXED if name in study.TEXTWORLD_SCHEDULES]
     lr = common_lr(search) if rows and search else None
     if best_fixed := best_fixed_of(search, lr, fixed):
-        first = ("scaling_inter", best_fixed)
-        pairs = [first, *((name, first[0]) for name in study.TEXTWORLD_SCHEDULES if name not in first)]
-        of_budgets = [(*pair, budget) for budget in BUDGETS for pair in pairs]
-        print_contrasts(rows, of_budgets, {(*first, "turns"): "primary"})
+        print_contrasts(rows, *pairs_of(best_fixed, study.TEXTWORLD_SCHEDULES))
 
 
 def print_rows(rows: Rows, images: Path, name: str) -> None:
@@ -57,7 +56,7 @@ def write_methods(rows: Rows, search: Rows, of_schedules: Rows, search_of_schedu
     searched = list(study.method_search_runs(study.METHODS))
     tried = rows_of(searched, [*as_method_rows(search_of_schedules), *search])
     if len(tried) < len(searched):
-        print(f"{len(tried)} of {len(searched)} runs of their search have ended.")
+        print(f"\nMethods: {len(tried)} of {len(searched)} runs of their search have ended.")
         return
     lrs = chosen_lrs(tried, study.OWN_LR, key="method")
     known = rows_of(list(study.method_runs(study.METHODS, lrs)), [*as_method_rows(of_schedules), *rows])
@@ -104,8 +103,7 @@ def print_search(search: Rows) -> None:
         return
     print("\n| search | lr | seed | success at the end |\n|---|---|---|---|")
     for row in search:
-        success = reading_at(row, study.NUM_POINTS)["success"]
-        print(f"| {row['schedule']} | {row['lr']:g} | {row['seed']} | {success:.3f} |")
+        print(f"| {row['schedule']} | {row['lr']:g} | {row['seed']} | {last_success(row):.3f} |")
 
 
 def print_schedules(rows: Rows, budget: str) -> None:
@@ -144,21 +142,26 @@ def _mean_of(readings: Sequence[Mapping[str, Any]], key: str) -> str:
     return f"{np.mean(values):.2f}" if values else "-"
 
 
-def pairs_of(best_fixed: str) -> tuple[list[Pair], dict[Pair, str]]:
-    """Return the contrasts of the schedules, and those that are outside of the family under Holm's correction.
+def pairs_of(
+    best_fixed: str,
+    schedules: Sequence[str],
+    others: Sequence[tuple[str, str]] = (),
+    exploratory: Sequence[tuple[str, str]] = (),
+) -> tuple[list[Pair], dict[Pair, str]]:
+    """Return the contrasts of schedules, and those that are outside of the family under Holm's correction.
 
-    The primary one is ScalingInter minus the best fixed horizon at equal turns. Those with the long horizon at
-    ScalingInter's learning rate were added after the first part had been seen.
+    The primary one is ScalingInter minus the best fixed horizon at equal turns.
+
+    Args:
+        schedules: each is compared with ScalingInter.
+        others: pairs of the same family.
+        exploratory: pairs outside of it, which were added after a part had been seen.
     """
-    pairs = [("scaling_inter", best_fixed)]
-    pairs += [(name, "scaling_inter") for name in study.SCHEDULES if name not in pairs[0]]
-    pairs += [(study.TROUBLE, "long")]
-    added = [("scaling_inter", study.LONG_SLOW), (study.LONG_SLOW, "long")]
-    labels = {(*pair, budget): "exploratory" for pair in added for budget in BUDGETS}
-    return [(*pair, budget) for budget in BUDGETS for pair in pairs + added], {
-        **labels,
-        (*pairs[0], "turns"): "primary",
-    }
+    first = ("scaling_inter", best_fixed)
+    pairs = [first, *((name, first[0]) for name in schedules if name not in first), *others]
+    labels = {(*pair, budget): "exploratory" for pair in exploratory for budget in BUDGETS}
+    found = [(*pair, budget) for budget in BUDGETS for pair in [*pairs, *exploratory]]
+    return found, {**labels, (*first, "turns"): "primary"}
 
 
 def print_contrasts(rows: Rows, pairs: Sequence[Pair], labels: Mapping[Pair, str]) -> None:

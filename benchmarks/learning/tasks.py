@@ -59,7 +59,7 @@ class TaskSet:
 
     @functools.cached_property
     def length_of(self) -> Mapping[str, int]:
-        """How many turns each task takes."""
+        """The turns that the expert takes, by task."""
         return {item_id: turns for part in self.tasks.values() for item_id, turns in part.items()}
 
     @property
@@ -86,7 +86,7 @@ class TaskSet:
         return found
 
     def is_solvable_within(self, env: Any, item_id: str, num_turns: int) -> bool:
-        """Return whether any sequence of that many available actions solves a task, by trying them all."""
+        """Try every sequence of that many available actions, and return whether one of them solves the task."""
         assert self.available_actions is not None
         paths: list[list[str]] = [[]]
         while paths:

@@ -372,6 +372,19 @@ def test_the_report_contrasts_scaling_inter_with_the_fixed_horizon_that_the_sear
     assert (tmp_path / "curve_turns.png").stat().st_size > 10_000
 
 
+def test_textworlds_report_has_one_primary_contrast_and_no_others_than_its_schedules(tmp_path, capsys):
+    search = [row(name, 100, [rate, rate]) for name, rate in (("middle", 0.5), ("long", 0.2), ("scaling_inter", 0.1))]
+    rows = [row(name, seed, [0.5, 0.0]) for name in ("middle", "long", "random") for seed in (0, 1)]
+    rows += [row("scaling_inter", 0, [0.5, 0.2]), row("scaling_inter", 1, [1.0, 0.1])]
+    report.write_textworld(rows, search, tmp_path)
+    printed = capsys.readouterr().out
+    assert "| scaling_inter - middle | turns | 2 | +0.200 | [-1.071, +1.471] |" in printed
+    assert printed.count("primary") == 1
+    contrasts = [line.split("|")[1].strip() for line in printed.splitlines() if " | turns | 2 |" in line]
+    assert contrasts == ["scaling_inter - middle", "long - scaling_inter", "random - scaling_inter"]
+    assert (tmp_path / "curve_textworld_turns.png").stat().st_size > 10_000
+
+
 def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys, tmp_path):
     lrs = dict.fromkeys(study.OWN_LR, 5e-5)
 
@@ -392,7 +405,7 @@ def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys,
     assert "| ppo - grpo | turns | 2 | +0.300 | [-0.335, +0.935] |" in printed
     assert "| grpo | 2 | 0.300 " in printed
     report.write_methods(of_ppo, search[2:], of_grpo, search[:1], tmp_path)
-    assert "23 of 24 runs of their search have ended." in capsys.readouterr().out
+    assert "Methods: 23 of 24 runs of their search have ended." in capsys.readouterr().out
 
 
 def test_rows_that_were_judged_on_another_panel_are_refused():
