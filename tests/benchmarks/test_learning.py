@@ -128,6 +128,7 @@ def test_half_of_the_tasks_need_six_turns_and_the_panel_holds_none_that_is_train
     assert not set(panel) & set(trained)
     assert set(json.loads(of.panel_file(tasks.TRAINED).read_text())["item_ids"]) <= set(trained)
     assert not set(tasks.TEXTWORLD_SFT) & {*panel, *trained}
+    assert all(set(of.tasks[part]) <= set(items) for part, items in of.candidates.items())
 
 
 def test_tasks_are_spread_over_lengths_until_one_has_no_more():
