@@ -146,7 +146,7 @@ def test_lone_surrogates_are_refused_where_an_answer_could_not_quote_them(guarde
     ],
 )
 def test_bad_options_get_one_line(arguments, message):
-    ended = run_serve(*arguments)
+    ended = run_serve("--port", "0", *arguments)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
