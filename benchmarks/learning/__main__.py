@@ -1,15 +1,14 @@
-"""The study of horizons, see `plan.md` and `plan_textworld.md`, and of methods, see `plan_methods.md`:
+"""The study of horizons, see `plan.md` and `plan_textcraft.md`, and of methods, see `plan_methods.md`:
 
 python -m benchmarks.learning run --out DIR       # the search, then every run that has no row yet, one at a time
                                                   # (--seeds 4 5: these alone; rows of several folders are appended)
-                                                  # (--on textworld: the second environment)
+                                                  # (--on textcraft: the second environment)
 python -m benchmarks.learning methods --out DIR   # the same of the methods; GRPO's come from the horizons' rows, too
                                                   # (--only rloo ppo: these alone)
 python -m benchmarks.learning report              # tables and curves of all rows
 python -m benchmarks.learning pilot --out DIR     # two runs at full length: what the plan's minutes come from
 python -m benchmarks.learning search --out DIR    # the runs on seeds that are not reported
-python -m benchmarks.learning start --out DIR     # trains the model that TextWorld's runs begin with
-python -m benchmarks.learning panels              # writes panels/ anew (--on textworld: of the second environment)
+python -m benchmarks.learning panels              # writes panels/ anew (--on textcraft: of the second environment)
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import report, start, study, tasks, training
+from benchmarks.learning import report, study, tasks, training
 from benchmarks.learning.runner import (
     CHUNK_S,
     NICE,
@@ -42,7 +41,7 @@ from benchmarks.learning.runner import (
 
 FOLDER = Path(__file__).parent
 ROWS, SEARCH_ROWS = "rows.jsonl", "search.jsonl"
-TEXTWORLD_ROWS, TEXTWORLD_SEARCH_ROWS = "textworld.jsonl", "textworld_search.jsonl"
+TEXTCRAFT_ROWS, TEXTCRAFT_SEARCH_ROWS = "textcraft.jsonl", "textcraft_search.jsonl"
 METHOD_ROWS, METHOD_SEARCH_ROWS = "methods.jsonl", "methods_search.jsonl"
 
 
@@ -61,12 +60,12 @@ def search(out: Path) -> dict[str, float]:
     return lrs
 
 
-def run_textworld(out: Path, seeds: Sequence[int]) -> None:
-    file = out / TEXTWORLD_SEARCH_ROWS
-    make_runs(out, list(study.textworld_search_runs()), file)
+def run_textcraft(out: Path, seeds: Sequence[int]) -> None:
+    file = out / TEXTCRAFT_SEARCH_ROWS
+    make_runs(out, list(study.textcraft_search_runs()), file)
     lr = common_lr(read_rows(file))
     say(f"lr: {lr}")
-    make_runs(out, [run for run in study.textworld_runs(lr) if run.seed in seeds], out / TEXTWORLD_ROWS)
+    make_runs(out, [run for run in study.textcraft_runs(lr) if run.seed in seeds], out / TEXTCRAFT_ROWS)
 
 
 def methods(out: Path, names: Collection[str]) -> None:
@@ -97,8 +96,8 @@ def report_on(folder: Path, images: Path) -> None:
 
     print("BabyAI")
     report.write_report(*rows(ROWS, SEARCH_ROWS), images)
-    print("\nTextWorld")
-    report.write_textworld(*rows(TEXTWORLD_ROWS, TEXTWORLD_SEARCH_ROWS), images)
+    print("\nTextCraft")
+    report.write_textcraft(*rows(TEXTCRAFT_ROWS, TEXTCRAFT_SEARCH_ROWS), images)
     report.write_methods(*rows(METHOD_ROWS, METHOD_SEARCH_ROWS, ROWS, SEARCH_ROWS), images)
 
 
@@ -115,7 +114,6 @@ def main() -> None:
             of_runs.add_argument("--seeds", type=int, nargs="+", choices=study.SEEDS, default=study.SEEDS)
         if name == "methods":
             of_runs.add_argument("--only", nargs="+", choices=study.METHODS, default=list(study.METHODS))
-    commands.add_parser("start").add_argument("--out", type=Path, required=True, help="folder of its training")
     commands.add_parser("panels").add_argument("--on", choices=tasks.TASK_SETS, default="babyai")
     of_report = commands.add_parser("report")
     of_report.add_argument("--rows", type=Path, default=FOLDER, help="folder of the rows")
@@ -128,8 +126,6 @@ def main() -> None:
     if args.command == "panels":
         of = tasks.TASK_SETS[args.on]
         of.write_panels(shortest=study.SHORT, horizon=study.LONG, max_new_tokens=study.MAX_NEW_TOKENS)
-    elif args.command == "start":
-        start.make(args.out.absolute())
     elif args.command == "report":
         report_on(args.rows, args.images)
     elif args.command == "chunk":
@@ -141,8 +137,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the chunk ends, too
         with only_one(out):
             match args.command:
-                case "run" if args.on == "textworld":
-                    run_textworld(out, args.seeds)
+                case "run" if args.on == "textcraft":
+                    run_textcraft(out, args.seeds)
                 case "run":
                     run(out, args.seeds)
                 case "methods":

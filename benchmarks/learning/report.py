@@ -29,14 +29,14 @@ def write_report(rows: Rows, search: Rows, images: Path) -> None:
         print_contrasts(rows, *pairs_of(best_fixed, study.SCHEDULES, others, exploratory))
 
 
-def write_textworld(rows: Rows, search: Rows, images: Path) -> None:
-    """Print the tables of the schedules on TextWorld, which share a learning rate, and draw its curves."""
+def write_textcraft(rows: Rows, search: Rows, images: Path) -> None:
+    """Print the tables of the schedules on TextCraft, which share a learning rate, and draw its curves."""
     print_search(search)
-    print_rows(rows, images, "curve_textworld")
-    fixed = [name for name in study.FIXED if name in study.TEXTWORLD_SCHEDULES]
+    print_rows(rows, images, "curve_textcraft")
+    fixed = [name for name in study.FIXED if name in study.TEXTCRAFT_SCHEDULES]
     lr = common_lr(search) if rows and search else None
     if best_fixed := best_fixed_of(search, lr, fixed):
-        print_contrasts(rows, *pairs_of(best_fixed, study.TEXTWORLD_SCHEDULES))
+        print_contrasts(rows, *pairs_of(best_fixed, study.TEXTCRAFT_SCHEDULES))
 
 
 def print_rows(rows: Rows, images: Path, name: str) -> None:

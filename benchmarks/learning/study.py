@@ -1,6 +1,6 @@
 """The design of the study: horizon schedules, methods, budgets, seeds, and the order of the runs.
 
-`plan.md` and `plan_textworld.md` give the reasons for the schedules, `plan_methods.md` for the methods.
+`plan.md` and `plan_textcraft.md` give the reasons for the schedules, `plan_methods.md` for the methods.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ SHORT, MIDDLE, LONG = 3, 6, 12  # horizons, in turns
 HORIZONS = (SHORT, MIDDLE, LONG)
 NUM_POINTS = 8  # at which the panel is read, of each budget
 TURNS, TOKENS = 12_000, 204_000  # budgets of a run: environment turns, sampled tokens
+TEXTCRAFT_TOKENS = 240_000  # its actions are longer
 MAX_NEW_TOKENS = 48
 
 FIXED = ("short", "middle", "long")
@@ -35,9 +36,9 @@ TROUBLE = "long_lr_x3"  # the paper's failing case: the long horizon at three ti
 ALL_LONG = ("long", LONG_SLOW, TROUBLE)  # one schedule at several lrs
 REPORTED = (*FIRST, LONG_SLOW, *SECOND, TROUBLE)
 
-TEXTWORLD_SCHEDULES = ("middle", "long", "scaling_inter", "random")  # the best of part 1, and the control
-TEXTWORLD_SEARCHED = ("middle", "long", "scaling_inter")  # all at one lr, the best of their mean
-TEXTWORLD_SEEDS = SEEDS[:5]
+TEXTCRAFT_SCHEDULES = ("middle", "long", "scaling_inter", "random")  # the best of part 1, and the control
+TEXTCRAFT_SEARCHED = ("middle", "long", "scaling_inter")  # all at one lr, the best of their mean
+TEXTCRAFT_SEEDS = SEEDS[:5]
 
 # Of each method: the algorithm, and options that differ from those of the schedules' runs. All play the long horizon.
 OWN_LR: dict[str, tuple[str, dict[str, Any]]] = {  # searched
@@ -116,28 +117,28 @@ def search_runs() -> Iterator[Run]:
     for seed in SEARCH_SEEDS:
         for schedule in SEARCHED:
             for lr in LRS:
-                yield _search_run(schedule, seed, lr)
+                yield _for_search(Run("babyai", schedule, seed, lr))
 
 
 def fixed_search_runs(lr: float) -> Iterator[Run]:
     for seed in SEARCH_SEEDS:
         for schedule in FIXED[:2]:
-            yield _search_run(schedule, seed, lr)
+            yield _for_search(Run("babyai", schedule, seed, lr))
 
 
-def textworld_search_runs() -> Iterator[Run]:
-    """Yield the runs of TextWorld on seeds that are not reported."""
+def textcraft_search_runs() -> Iterator[Run]:
+    """Yield the runs of TextCraft on seeds that are not reported."""
     for seed in SEARCH_SEEDS:
         for lr in LRS:
-            for schedule in TEXTWORLD_SEARCHED:
-                yield _search_run(schedule, seed, lr, env="textworld")
+            for schedule in TEXTCRAFT_SEARCHED:
+                yield _for_search(_textcraft_run(schedule, seed, lr))
 
 
-def textworld_runs(lr: float) -> Iterator[Run]:
-    """Yield the reported runs of TextWorld, seed by seed."""
-    for seed in TEXTWORLD_SEEDS:
-        for schedule in TEXTWORLD_SCHEDULES:
-            yield Run("textworld", schedule, seed, lr)
+def textcraft_runs(lr: float) -> Iterator[Run]:
+    """Yield the reported runs of TextCraft, seed by seed."""
+    for seed in TEXTCRAFT_SEEDS:
+        for schedule in TEXTCRAFT_SCHEDULES:
+            yield _textcraft_run(schedule, seed, lr)
 
 
 def method_search_runs(methods: Collection[str]) -> Iterator[Run]:
@@ -145,7 +146,7 @@ def method_search_runs(methods: Collection[str]) -> Iterator[Run]:
     for seed in METHOD_SEARCH_SEEDS:
         for method in (name for name in OWN_LR if name in methods or name == "grpo"):
             for lr in METHOD_LRS:
-                yield _search_run("long", seed, lr, method)
+                yield _for_search(Run("babyai", "long", seed, lr, method=method))
 
 
 def method_runs(methods: Collection[str], lrs: Mapping[str, float]) -> Iterator[Run]:
@@ -160,9 +161,12 @@ def method_runs(methods: Collection[str], lrs: Mapping[str, float]) -> Iterator[
                 yield Run("babyai", "long", seed, lrs.get(method, lrs["grpo"]), method=method)
 
 
-def _search_run(schedule: str, seed: int, lr: float, method: str = "grpo", env: str = "babyai") -> Run:
-    full = Run(env, schedule, seed, lr, method=method)
-    return replace(full, turns=int(TURNS * SEARCH_SHARE), tokens=int(TOKENS * SEARCH_SHARE))
+def _textcraft_run(schedule: str, seed: int, lr: float) -> Run:
+    return Run("textcraft", schedule, seed, lr, tokens=TEXTCRAFT_TOKENS)
+
+
+def _for_search(full: Run) -> Run:
+    return replace(full, turns=int(full.turns * SEARCH_SHARE), tokens=int(full.tokens * SEARCH_SHARE))
 
 
 def reported_runs(lrs: dict[str, float]) -> Iterator[Run]:

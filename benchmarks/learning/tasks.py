@@ -15,8 +15,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from rllm_gym.envs.textcraft.env import TextCraftEnv
+
 NUM_LEVELS = 40  # of BabyAI: item i is level i % 40 + 1 with minigrid's seed i // 40
-NUM_QUESTS = 10  # of TextWorld: item i is level i % 10 + 1 with its seed i // 10
 LENGTHS = range(2, 11)
 LONG = 6  # turns; half of the tasks need so many or more
 FOLDER = Path(__file__).parent / "panels"
@@ -174,10 +175,6 @@ def babyai_items(seeds: Iterable[int], levels: Iterable[int]) -> list[str]:
     return [f"babyai_{level - 1 + NUM_LEVELS * seed}" for seed in seeds for level in levels]
 
 
-def textworld_items(seeds: Iterable[int], levels: Iterable[int]) -> list[str]:
-    return [f"textworld_{level - 1 + NUM_QUESTS * seed}" for seed in seeds for level in levels]
-
-
 def listed_by_babyai(observation: str) -> list[str]:
     [listed] = re.findall(r"Available actions: (\[.*\])", observation)
     return [action for action in json.loads(listed) if action != "check available actions"]
@@ -193,15 +190,10 @@ BABYAI = TaskSet(
     {"train": babyai_items(range(100), _BABYAI_LEVELS), "held_out": babyai_items(BABYAI_HELD_OUT, _BABYAI_LEVELS)},
     listed_by_babyai,
 )
-_QUEST_LEVELS = LENGTHS  # as many commands
-TEXTWORLD_SFT = textworld_items(range(25), _QUEST_LEVELS)  # of the `train` split: what made the start
-TEXTWORLD = TaskSet(
-    "textworld",
-    "rllm_gym:rllm_gym/TextWorld-v0",
-    str(Path(__file__).with_name("textworld_start")),
-    {
-        "train": textworld_items(range(25, 50), _QUEST_LEVELS),
-        "held_out": textworld_items(range(180, 200), _QUEST_LEVELS),  # the `eval` split
-    },
+TEXTCRAFT = TaskSet(
+    "textcraft",
+    "rllm_gym:rllm_gym/TextCraft-v0",
+    "tiny",
+    {"train": TextCraftEnv(split="train").item_ids, "held_out": TextCraftEnv(split="eval").item_ids},
 )
-TASK_SETS = {task_set.name: task_set for task_set in (BABYAI, TEXTWORLD)}
+TASK_SETS = {task_set.name: task_set for task_set in (BABYAI, TEXTCRAFT)}

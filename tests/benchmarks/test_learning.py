@@ -127,7 +127,6 @@ def test_half_of_the_tasks_need_six_turns_and_the_panel_holds_none_that_is_train
         assert {of.length_of[item] for item in items} == set(range(2, 11))
     assert not set(panel) & set(trained)
     assert set(json.loads(of.panel_file(tasks.TRAINED).read_text())["item_ids"]) <= set(trained)
-    assert not set(tasks.TEXTWORLD_SFT) & {*panel, *trained}
     assert all(set(of.tasks[part]) <= set(items) for part, items in of.candidates.items())
 
 
@@ -316,15 +315,16 @@ def test_of_equal_learning_rates_the_smaller_is_taken():
     assert runner.best([(1e-4, 0.2), (1e-4, 0.4), (2e-4, 0.35)]) == 2e-4
 
 
-def test_textworlds_schedules_share_the_learning_rate_with_the_best_mean():
+def test_textcrafts_schedules_share_the_learning_rate_with_the_best_mean():
     found = {5e-5: (0.5, 0.1), 1e-4: (0.4, 0.4), 2e-4: (0.1, 0.6)}  # of two schedules; each has its best elsewhere
     search = [row("long", 100, [rate, rate]) | {"lr": lr} for lr, rates in found.items() for rate in rates]
     assert runner.common_lr(search) == 1e-4
-    runs = list(study.textworld_runs(1e-4))
-    assert {(run.env, run.lr) for run in runs} == {("textworld", 1e-4)}
-    assert Counter(run.schedule for run in runs) == dict.fromkeys(study.TEXTWORLD_SCHEDULES, 5)
-    assert {training.configuration(run).env for run in runs} == {tasks.TEXTWORLD.env}
-    assert not {run.seed for run in runs} & {run.seed for run in study.textworld_search_runs()}
+    runs = list(study.textcraft_runs(1e-4))
+    assert {(run.env, run.lr, run.turns, run.tokens) for run in runs} == {("textcraft", 1e-4, 12_000, 240_000)}
+    assert {(run.turns, run.tokens) for run in study.textcraft_search_runs()} == {(6_000, 120_000)}
+    assert Counter(run.schedule for run in runs) == dict.fromkeys(study.TEXTCRAFT_SCHEDULES, 5)
+    assert {training.configuration(run).env for run in runs} == {tasks.TEXTCRAFT.env}
+    assert not {run.seed for run in runs} & {run.seed for run in study.textcraft_search_runs()}
 
 
 # --- the report ---
@@ -373,17 +373,17 @@ def test_the_report_contrasts_scaling_inter_with_the_fixed_horizon_that_the_sear
     assert (tmp_path / "curve_turns.png").stat().st_size > 10_000
 
 
-def test_textworlds_report_has_one_primary_contrast_and_no_others_than_its_schedules(tmp_path, capsys):
+def test_textcrafts_report_has_one_primary_contrast_and_no_others_than_its_schedules(tmp_path, capsys):
     search = [row(name, 100, [rate, rate]) for name, rate in (("middle", 0.5), ("long", 0.2), ("scaling_inter", 0.1))]
     rows = [row(name, seed, [0.5, 0.0]) for name in ("middle", "long", "random") for seed in (0, 1)]
     rows += [row("scaling_inter", 0, [0.5, 0.2]), row("scaling_inter", 1, [1.0, 0.1])]
-    report.write_textworld(rows, search, tmp_path)
+    report.write_textcraft(rows, search, tmp_path)
     printed = capsys.readouterr().out
     assert "| scaling_inter - middle | turns | 2 | +0.200 | [-1.071, +1.471] |" in printed
     assert printed.count("primary") == 1
     contrasts = [line.split("|")[1].strip() for line in printed.splitlines() if " | turns | 2 |" in line]
     assert contrasts == ["scaling_inter - middle", "long - scaling_inter", "random - scaling_inter"]
-    assert (tmp_path / "curve_textworld_turns.png").stat().st_size > 10_000
+    assert (tmp_path / "curve_textcraft_turns.png").stat().st_size > 10_000
 
 
 def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys, tmp_path):
