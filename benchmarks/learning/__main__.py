@@ -1,15 +1,14 @@
-"""The study of horizons, see `plan.md`, `plan_textcraft.md` and `plan_rules.md`, and of methods, see `plan_methods.md`:
+"""The study of horizons, see `plan.md` and `plan_textcraft.md`, and of methods, see `plan_methods.md`:
 
 python -m benchmarks.learning run --out DIR       # the search, then every run that has no row yet, one at a time
                                                   # (--seeds 4 5: these alone; rows of several folders are appended)
-                                                  # (--on textcraft: the second environment; --on babyai_second: the
-                                                  # rules that raise the horizon)
+                                                  # (--on textcraft: the second environment)
 python -m benchmarks.learning methods --out DIR   # the same of the methods; GRPO's come from the horizons' rows, too
                                                   # (--only rloo ppo: these alone)
 python -m benchmarks.learning report              # tables and curves of all rows
 python -m benchmarks.learning pilot --out DIR     # two runs at full length: what the plan's minutes come from
 python -m benchmarks.learning search --out DIR    # the runs on seeds that are not reported
-python -m benchmarks.learning panels              # writes panels/ anew (--on textcraft, babyai_second: theirs)
+python -m benchmarks.learning panels              # writes panels/ anew (--on textcraft: of the second environment)
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from benchmarks.learning.runner import (
     CHUNK_S,
     NICE,
     as_method_rows,
-    best_rule,
     chosen_lrs,
     common_lr,
     folder_of,
@@ -44,7 +42,6 @@ from benchmarks.learning.runner import (
 FOLDER = Path(__file__).parent
 ROWS, SEARCH_ROWS = "rows.jsonl", "search.jsonl"
 TEXTCRAFT_ROWS, TEXTCRAFT_SEARCH_ROWS = "textcraft.jsonl", "textcraft_search.jsonl"
-RULE_ROWS, RULE_SEARCH_ROWS = "rules.jsonl", "rules_search.jsonl"
 METHOD_ROWS, METHOD_SEARCH_ROWS = "methods.jsonl", "methods_search.jsonl"
 
 
@@ -69,14 +66,6 @@ def run_textcraft(out: Path, seeds: Sequence[int]) -> None:
     lr = common_lr(read_rows(file))
     say(f"lr: {lr}")
     make_runs(out, [run for run in study.textcraft_runs(lr) if run.seed in seeds], out / TEXTCRAFT_ROWS)
-
-
-def run_rules(out: Path, seeds: Sequence[int]) -> None:
-    lr, file = chosen_lrs(read_rows(FOLDER / SEARCH_ROWS), study.SEARCHED)["scaling_inter"], out / RULE_SEARCH_ROWS
-    make_runs(out, list(study.rule_search_runs(lr)), file)
-    rule = best_rule(read_rows(file))
-    say(f"rule: {rule}")
-    make_runs(out, [run for run in study.rule_runs(lr, rule) if run.seed in seeds], out / RULE_ROWS)
 
 
 def methods(out: Path, names: Collection[str]) -> None:
@@ -109,8 +98,6 @@ def report_on(folder: Path, images: Path) -> None:
     report.write_report(*rows(ROWS, SEARCH_ROWS), images)
     print("\nTextCraft")
     report.write_textcraft(*rows(TEXTCRAFT_ROWS, TEXTCRAFT_SEARCH_ROWS), images)
-    print("\nBabyAI, rules that raise the horizon, on a second panel")
-    report.write_rules(*rows(RULE_ROWS, RULE_SEARCH_ROWS), images)
     report.write_methods(*rows(METHOD_ROWS, METHOD_SEARCH_ROWS, ROWS, SEARCH_ROWS), images)
 
 
@@ -124,8 +111,7 @@ def main() -> None:
         of_runs.add_argument("--out", type=Path, required=True, help="folder of the results")
         if name == "run":
             of_runs.add_argument("--on", choices=tasks.TASK_SETS, default="babyai")
-            every_seed = (*study.SEEDS, *study.RULE_SEEDS)
-            of_runs.add_argument("--seeds", type=int, nargs="+", choices=every_seed, default=every_seed)
+            of_runs.add_argument("--seeds", type=int, nargs="+", choices=study.SEEDS, default=study.SEEDS)
         if name == "methods":
             of_runs.add_argument("--only", nargs="+", choices=study.METHODS, default=list(study.METHODS))
     commands.add_parser("panels").add_argument("--on", choices=tasks.TASK_SETS, default="babyai")
@@ -153,8 +139,6 @@ def main() -> None:
             match args.command:
                 case "run" if args.on == "textcraft":
                     run_textcraft(out, args.seeds)
-                case "run" if args.on == "babyai_second":
-                    run_rules(out, args.seeds)
                 case "run":
                     run(out, args.seeds)
                 case "methods":

@@ -39,15 +39,6 @@ def write_textcraft(rows: Rows, search: Rows, images: Path) -> None:
         print_contrasts(rows, *pairs_of(best_fixed, study.TEXTCRAFT_SCHEDULES))
 
 
-def write_rules(rows: Rows, search: Rows, images: Path) -> None:
-    """Print the tables of the rules that raise the horizon, and what a new one has over the library's."""
-    print_search(search)
-    print_rows(rows, images, "curve_rules")
-    found = [(rule, "adaptive", budget) for rule in study.NEW_RULES for budget in BUDGETS]
-    if rows:
-        print_contrasts(rows, found, {pair: "primary" for pair in found if pair[2] == "turns"})
-
-
 def print_rows(rows: Rows, images: Path, name: str) -> None:
     """Print a table for each budget, and draw its curve."""
     if not rows:
@@ -208,11 +199,7 @@ def between(rows: Rows, a: str, b: str, budget: str) -> Contrast | None:
 
 
 def names_of(rows: Rows) -> list[str]:
-    return [
-        name
-        for name in (*study.REPORTED, *study.NEW_RULES, *study.METHODS)
-        if any(row["schedule"] == name for row in rows)
-    ]
+    return [name for name in (*study.REPORTED, *study.METHODS) if any(row["schedule"] == name for row in rows)]
 
 
 def draw(rows: Rows, budget: str, file: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -161,15 +160,6 @@ def chosen_lrs(rows: Sequence[Mapping[str, Any]], names: Iterable[str], key: str
 def common_lr(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the lr with the best mean over all that were searched."""
     return best([(row["lr"], last_success(row)) for row in rows])
-
-
-def best_rule(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the new rule with the best mean in the search; of equal ones the first."""
-
-    def mean(rule: str) -> float:
-        return statistics.fmean(last_success(row) for row in rows if row["schedule"] == rule)
-
-    return max(study.NEW_RULES, key=mean)
 
 
 def best(found: Sequence[tuple[float, float]]) -> float:

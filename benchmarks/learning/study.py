@@ -1,12 +1,11 @@
 """The design of the study: horizon schedules, methods, budgets, seeds, and the order of the runs.
 
-`plan.md` and `plan_textcraft.md` give the reasons for the schedules, `plan_rules.md` for the rules that raise the
-horizon, `plan_methods.md` for the methods.
+`plan.md` and `plan_textcraft.md` give the reasons for the schedules, `plan_methods.md` for the methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -40,14 +39,6 @@ REPORTED = (*FIRST, LONG_SLOW, *SECOND, TROUBLE)
 TEXTCRAFT_SCHEDULES = ("middle", "long", "scaling_inter", "random")  # the best of part 1, and the control
 TEXTCRAFT_SEARCHED = ("middle", "long", "scaling_inter")  # all at one lr, the best of their mean
 TEXTCRAFT_SEEDS = SEEDS[:5]
-
-# Rules for raising the horizon, judged on a second panel: the library's `type: adaptive`, and two that may replace it.
-BY_TRUNCATION, BY_TOKENS = "adaptive_by_truncation", "adaptive_by_tokens"
-NEW_RULES = (BY_TRUNCATION, BY_TOKENS)
-RULE_SEARCH_SEEDS = (100, 101)
-RULE_SEEDS = tuple(range(10, 20))
-WINDOW = 5  # train steps over which a rule takes means
-MOST_TRUNCATED = 0.5  # of the episodes
 
 # Of each method: the algorithm, and options that differ from those of the schedules' runs. All play the long horizon.
 OWN_LR: dict[str, tuple[str, dict[str, Any]]] = {  # searched
@@ -92,13 +83,12 @@ class Run:
         return asdict(self)
 
 
-def horizon_of(run: Run, *, turns: int, train_step: int, curve: Sequence[Mapping[str, float]] = ()) -> int | None:
+def horizon_of(run: Run, *, turns: int, train_step: int) -> int | None:
     """Return the horizon of a train step; None leaves it to the configuration.
 
     Args:
         turns: environment turns before this train step.
         train_step: counted from 0.
-        curve: of the train steps before, see `training.train_step`.
     """
     done = turns / run.turns
     third = min(int(3 * done), 2)
@@ -119,33 +109,7 @@ def horizon_of(run: Run, *, turns: int, train_step: int, curve: Sequence[Mapping
             return min(SHORT * (int(10 * done) + 1), LONG)
         case "adaptive":
             return None
-        case name if name in NEW_RULES:
-            return raised_horizon(name, curve)
     raise ValueError(f"horizon_of: unknown schedule {run.schedule!r}.")
-
-
-def raised_horizon(rule: str, curve: Sequence[Mapping[str, float]]) -> int:
-    """Return the horizon after these train steps: the next one, when the rule says so of those at the present one.
-
-    By truncation: when it has cut off more than `MOST_TRUNCATED` of the last `WINDOW` steps' episodes. By tokens: when
-    success per sampled token was no higher in the last `WINDOW` steps than in the `WINDOW` before.
-    """
-    if not curve:
-        return SHORT
-    horizon = int(curve[-1]["horizon"])
-    spent = np.diff([0, *(step["tokens"] for step in curve)])
-    is_here = [step["horizon"] == horizon for step in curve]
-    here = [(step, tokens) for step, tokens, is_mine in zip(curve, spent, is_here, strict=True) if is_mine]
-
-    def per_token(steps: Sequence[tuple[Mapping[str, float], float]]) -> float:
-        return sum(step["success_rate"] for step, _ in steps) / sum(tokens for _, tokens in steps)
-
-    now, before = here[-WINDOW:], here[-2 * WINDOW : -WINDOW]
-    if rule == BY_TRUNCATION:
-        is_over = len(now) == WINDOW and np.mean([step["truncated_fraction"] for step, _ in now]) > MOST_TRUNCATED
-    else:
-        is_over = len(before) == WINDOW and per_token(now) <= per_token(before)
-    return HORIZONS[min(HORIZONS.index(horizon) + is_over, len(HORIZONS) - 1)]
 
 
 def search_runs() -> Iterator[Run]:
@@ -195,20 +159,6 @@ def method_runs(methods: Collection[str], lrs: Mapping[str, float]) -> Iterator[
         for seed in METHOD_SEEDS:
             for method in (name for name in part if name in methods):
                 yield Run("babyai", "long", seed, lrs.get(method, lrs["grpo"]), method=method)
-
-
-def rule_search_runs(lr: float) -> Iterator[Run]:
-    """Yield the runs of the rules on seeds that are not reported."""
-    for seed in RULE_SEARCH_SEEDS:
-        for rule in ("adaptive", *NEW_RULES):
-            yield _for_search(Run("babyai_second", rule, seed, lr))
-
-
-def rule_runs(lr: float, rule: str) -> Iterator[Run]:
-    """Yield the reported runs of a new rule and of the library's, seed by seed."""
-    for seed in RULE_SEEDS:
-        for name in ("adaptive", rule):
-            yield Run("babyai_second", name, seed, lr)
 
 
 def _textcraft_run(schedule: str, seed: int, lr: float) -> Run:

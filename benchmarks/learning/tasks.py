@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,6 @@ def listed_by_babyai(observation: str) -> list[str]:
 # Go to an object, or to several in order; open a door, or two in order; pick something up.
 _BABYAI_LEVELS = (5, 8, 10, 14, 15, 16, 19, 21)
 BABYAI_HELD_OUT = range(250, 330)  # seeds; below 248 is the `train` split, from 250 on neither split
-BABYAI_SECOND = range(330, 400)  # the rest
 BABYAI = TaskSet(
     "babyai",
     "rllm_gym:rllm_gym/BabyAI-v0",
@@ -191,15 +190,10 @@ BABYAI = TaskSet(
     {"train": babyai_items(range(100), _BABYAI_LEVELS), "held_out": babyai_items(BABYAI_HELD_OUT, _BABYAI_LEVELS)},
     listed_by_babyai,
 )
-SECOND = replace(
-    BABYAI,
-    name="babyai_second",
-    candidates=dict(BABYAI.candidates) | {"held_out": babyai_items(BABYAI_SECOND, _BABYAI_LEVELS)},
-)
 TEXTCRAFT = TaskSet(
     "textcraft",
     "rllm_gym:rllm_gym/TextCraft-v0",
     "tiny",
     {"train": TextCraftEnv(split="train").item_ids, "held_out": TextCraftEnv(split="eval").item_ids},
 )
-TASK_SETS = {task_set.name: task_set for task_set in (BABYAI, SECOND, TEXTCRAFT)}
+TASK_SETS = {task_set.name: task_set for task_set in (BABYAI, TEXTCRAFT)}

@@ -142,8 +142,7 @@ def export(folder: Path, progress: Progress) -> None:
 
 
 def train_step(run: Run, algo: Any, progress: Progress) -> None:
-    step = algo.training_iteration
-    horizon = study.horizon_of(run, turns=progress.turns, train_step=step, curve=progress.curve)
+    horizon = study.horizon_of(run, turns=progress.turns, train_step=algo.training_iteration)
     if horizon is not None:
         algo.max_episode_steps = horizon
     result = algo.train()

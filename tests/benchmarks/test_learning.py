@@ -92,62 +92,6 @@ def test_the_control_draws_each_horizon_as_often_and_the_same_again_for_a_seed()
     assert drawn != [study.horizon_of(study.replace(run, seed=4), turns=0, train_step=step) for step in range(300)]
 
 
-def steps(*parts, tokens=100):
-    """Return the curve of train steps; parts are (horizon, truncated_fraction, success rates)."""
-    curve = []
-    for horizon, truncated, rates in parts:
-        for rate in rates:
-            spent = tokens * (len(curve) + 1)
-            curve.append({"horizon": horizon, "truncated_fraction": truncated, "success_rate": rate, "tokens": spent})
-    return curve
-
-
-@pytest.mark.parametrize(
-    ("curve", "by_truncation", "by_tokens"),
-    [
-        ([], 3, 3),
-        (steps((3, 0.9, [0.1] * 4)), 3, 3),  # too few
-        (steps((3, 0.9, [0.1] * 5)), 6, 3),
-        (steps((3, 0.5, [0.1] * 10)), 3, 6),
-        (steps((3, 0.5, [0.1] * 5 + [0.2] * 5)), 3, 3),
-        (steps((3, 0.9, [0.1] * 5), (6, 0.9, [0.1] * 4)), 6, 6),  # none of these was at the horizon before
-        (steps((3, 0.1, [0.1] * 10), (6, 0.9, [0.0] * 10)), 12, 12),
-        (steps((12, 0.9, [0.0] * 20)), 12, 12),
-    ],
-)
-def test_a_rule_raises_the_horizon_by_what_it_has_seen_there(curve, by_truncation, by_tokens):
-    found = [
-        study.horizon_of(study.replace(RUN, schedule=rule), turns=0, train_step=0, curve=curve)
-        for rule in study.NEW_RULES
-    ]
-    assert found == [by_truncation, by_tokens]
-
-
-def test_success_is_weighed_against_the_tokens_that_it_took():
-    cheaper = steps((3, 0.0, [0.2] * 5))
-    for k in range(5):
-        cheaper.append({"horizon": 3, "truncated_fraction": 0.0, "success_rate": 0.15, "tokens": 500 + 50 * (k + 1)})
-    assert study.raised_horizon(study.BY_TOKENS, cheaper) == 3  # 1.5 in place of 1 for the same tokens
-
-
-def test_the_better_new_rule_gets_ten_new_seeds_beside_the_librarys():
-    search = [
-        row(rule, seed, [rate, rate])
-        for rule, rate in zip(("adaptive", *study.NEW_RULES), (0.9, 0.2, 0.4), strict=True)
-        for seed in (100, 101)
-    ]
-    rule = runner.best_rule(search)
-    assert rule == study.BY_TOKENS
-    runs = list(study.rule_runs(5e-5, rule))
-    assert Counter(run.schedule for run in runs) == {"adaptive": 10, rule: 10}
-    assert {run.env for run in runs} == {"babyai_second"}
-    assert not {run.seed for run in runs} & {*study.SEEDS, *(run.seed for run in study.rule_search_runs(5e-5))}
-    first, second = (
-        set(json.loads(of.panel_file(tasks.LAST).read_text())["item_ids"]) for of in (tasks.BABYAI, tasks.SECOND)
-    )
-    assert not first & second and tasks.BABYAI.training_tasks == tasks.SECOND.training_tasks
-
-
 def test_a_reported_run_is_none_of_the_search():
     lrs = {"long": 1e-4, "scaling_inter": 2e-4}
     reported = list(study.reported_runs(lrs))
@@ -440,16 +384,6 @@ def test_textcrafts_report_has_one_primary_contrast_and_no_others_than_its_sched
     contrasts = [line.split("|")[1].strip() for line in printed.splitlines() if " | turns | 2 |" in line]
     assert contrasts == ["scaling_inter - middle", "long - scaling_inter", "random - scaling_inter"]
     assert (tmp_path / "curve_textcraft_turns.png").stat().st_size > 10_000
-
-
-def test_the_report_of_the_rules_has_the_chosen_one_minus_the_librarys(tmp_path, capsys):
-    rows = [row("adaptive", seed, [0.5, 0.0]) for seed in (10, 11)]
-    rows += [row(study.BY_TRUNCATION, 10, [0.5, 0.2]), row(study.BY_TRUNCATION, 11, [1.0, 0.1])]
-    report.write_rules(rows, [], tmp_path)
-    printed = capsys.readouterr().out
-    assert f"| {study.BY_TRUNCATION} - adaptive | turns | 2 | +0.200 | [-1.071, +1.471] |" in printed
-    assert printed.count("primary") == 1
-    assert study.BY_TOKENS not in printed
 
 
 def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys, tmp_path):
