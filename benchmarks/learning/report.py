@@ -209,7 +209,7 @@ def draw(rows: Rows, budget: str, file: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 4.5), layout="constrained")
     share = np.arange(study.NUM_POINTS + 1) / study.NUM_POINTS
     for number, name in enumerate(names_of(rows)):
         curves = [
@@ -223,6 +223,6 @@ def draw(rows: Rows, budget: str, file: Path) -> None:
         label = f"{name} ({len(curves)})"
         axis.plot(share * rows[0][budget], np.mean(curves, axis=0), color=f"C{number}", marker="o", label=label)
     axis.set(xlabel=f"{budget} of training", ylabel=f"success on held-out tasks, horizon {study.LONG}")
-    axis.legend(title="(seeds)", fontsize="small")
+    figure.legend(title="(seeds)", fontsize="small", loc="outside right upper")
     figure.savefig(file, dpi=120)
     plt.close(figure)
