@@ -296,8 +296,8 @@ def report(file: Path, figure: Path, other_env: str) -> None:
     """Print each policy's success with 95 % intervals, its gain, paired by task, with 97.5 % ones, and draw them."""
     from rllm_gym.evaluation.compare import compare
 
-    first = sorted(read_rows(file), key=lambda row: row["policy"] != "untrained")
-    rows = {row["policy"]: row for row in first}
+    in_order = sorted(read_rows(file), key=lambda row: row["policy"] != "untrained")
+    rows = {row["policy"]: row for row in in_order}
     draw(rows, figure)
     print(f"| policy | held-out tasks | training tasks | {other_env} |\n|---|---|---|---|")
     for name, row in rows.items():

@@ -34,7 +34,6 @@ class TaskSet:
     Args:
         name: of its files in `panels/`.
         env: its id.
-        base_model: what the runs begin with.
         candidates: of each part; tasks are those that the expert solves in a number of turns of `LENGTHS`.
         available_actions: reads them from an observation, where the environment lists them; the panels then hold no
             long task that a short horizon can solve, whichever actions are taken.
@@ -42,7 +41,6 @@ class TaskSet:
 
     name: str
     env: str
-    base_model: str
     candidates: Mapping[str, Sequence[str]]
     available_actions: Callable[[str], list[str]] | None = None
 
@@ -186,14 +184,12 @@ BABYAI_HELD_OUT = range(250, 330)  # seeds; below 248 is the `train` split, from
 BABYAI = TaskSet(
     "babyai",
     "rllm_gym:rllm_gym/BabyAI-v0",
-    "tiny",
     {"train": babyai_items(range(100), _BABYAI_LEVELS), "held_out": babyai_items(BABYAI_HELD_OUT, _BABYAI_LEVELS)},
     listed_by_babyai,
 )
 TEXTCRAFT = TaskSet(
     "textcraft",
     "rllm_gym:rllm_gym/TextCraft-v0",
-    "tiny",
     {"train": TextCraftEnv(split="train").item_ids, "held_out": TextCraftEnv(split="eval").item_ids},
 )
 TASK_SETS = {task_set.name: task_set for task_set in (BABYAI, TEXTCRAFT)}

@@ -19,6 +19,7 @@ from benchmarks.learning.study import NUM_POINTS, Run
 from benchmarks.learning.tasks import LAST, POINTS, TASK_SETS, TRAINED, TaskSet
 from rllm_gym.models import resolve_base_model
 
+BASE_MODEL = "tiny"
 CHECKPOINT_EVERY_S = 120
 LEARNER_METRICS = ("entropy", "gradient_norm", "kl", "clip_fraction", "policy_loss")
 SAMPLER_METRICS = ("success_rate", "truncated_fraction", "num_turns_mean", "useful_group_share")
@@ -243,7 +244,7 @@ def configuration(run: Run) -> Any:
     of_preset = PRESETS.get(options.get("preset", ""), {})
     return config.update_from_dict(
         {
-            "base_model": of.base_model,
+            "base_model": BASE_MODEL,
             "seed": run.seed,
             "num_env_runners": 1,
             "num_cpus_per_env_runner": 1,
@@ -272,7 +273,7 @@ def row_of(run: Run, folder: Path, start: Path, commit: str) -> dict[str, Any]:
     return {
         "commit": commit,
         **run.content,
-        "base_model": weights_hash(TASK_SETS[run.env].base_model),
+        "base_model": weights_hash(),
         "train_steps": len(progress.curve),
         "turns_trained": progress.turns,
         "tokens_trained": progress.tokens,
@@ -287,9 +288,9 @@ def row_of(run: Run, folder: Path, start: Path, commit: str) -> dict[str, Any]:
     }
 
 
-def weights_hash(base_model: str) -> str:
+def weights_hash() -> str:
     """Return what a row says of the policy that its run began with."""
-    return hashlib.sha256((resolve_base_model(base_model) / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((resolve_base_model(BASE_MODEL) / "model.safetensors").read_bytes()).hexdigest()
 
 
 def has_collapsed(successes: Sequence[float]) -> bool:
