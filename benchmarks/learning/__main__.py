@@ -111,7 +111,7 @@ def main() -> None:
         of_runs.add_argument("--out", type=Path, required=True, help="folder of the results")
         if name == "run":
             of_runs.add_argument("--on", choices=tasks.TASK_SETS, default="babyai")
-            of_runs.add_argument("--seeds", type=int, nargs="+", choices=study.SEEDS, default=study.SEEDS)
+            of_runs.add_argument("--seeds", type=int, nargs="+", help="these of the environment's seeds alone")
         if name == "methods":
             of_runs.add_argument("--only", nargs="+", choices=study.METHODS, default=list(study.METHODS))
     commands.add_parser("panels").add_argument("--on", choices=tasks.TASK_SETS, default="babyai")
@@ -122,6 +122,11 @@ def main() -> None:
     of_chunk.add_argument("out", type=Path)
     of_chunk.add_argument("run", type=json.loads)
     args = parser.parse_args()
+    if args.command == "run":
+        every = study.SEEDS_OF[args.on]
+        if unknown := set(args.seeds or ()) - set(every):
+            parser.error(f"argument --seeds: {args.on} has the seeds {list(every)}, not {sorted(unknown)}")
+        args.seeds = args.seeds or every
 
     if args.command == "panels":
         of = tasks.TASK_SETS[args.on]

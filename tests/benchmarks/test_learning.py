@@ -289,6 +289,16 @@ def test_machines_share_the_study_by_seeds(tmp_path, monkeypatch):
     assert shared == [run for run in made if run.seed in (4, 9)]
 
 
+def test_a_seed_that_an_environment_lacks_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv", ["learning", "run", "--on", "textcraft", "--seeds", "4", "7", "--out", str(tmp_path)]
+    )
+    with pytest.raises(SystemExit):
+        command_line.main()
+    assert "argument --seeds: textcraft has the seeds [0, 1, 2, 3, 4], not [7]" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_waiting_for_a_slot_is_no_failure_and_a_run_that_fails_three_times_is_passed_over(tmp_path, monkeypatch):
     statuses = iter([runner.NO_SLOT] * 5 + [1, 1, 1])
     monkeypatch.setattr(runner, "in_slot", lambda *_: next(statuses))
