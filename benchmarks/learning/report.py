@@ -30,13 +30,20 @@ def write_report(rows: Rows, search: Rows, images: Path) -> None:
 
 
 def write_textcraft(rows: Rows, search: Rows, images: Path) -> None:
-    """Print the tables of the schedules on TextCraft, which share a learning rate, and draw its curves."""
+    """Print the tables of the schedules on TextCraft, which share a learning rate, and draw its curves.
+
+    The rows of the rate that the search chose come first; those of another were added later, and are exploratory.
+    """
     print_search(search)
-    print_rows(rows, images, "curve_textcraft")
+    chosen = common_lr(search) if search else study.TEXTCRAFT_SLOW_LR
     fixed = [name for name in study.FIXED if name in study.TEXTCRAFT_SCHEDULES]
-    lr = common_lr(search) if rows and search else None
-    if best_fixed := best_fixed_of(search, lr, fixed):
-        print_contrasts(rows, *pairs_of(best_fixed, study.TEXTCRAFT_SCHEDULES))
+    for lr in dict.fromkeys((chosen, study.TEXTCRAFT_SLOW_LR)):
+        mine = [row for row in rows if row["lr"] == lr]
+        print(f"\nlr {lr:g}{'' if lr == chosen else ', exploratory'}:")
+        print_rows(mine, images, f"curve_textcraft{'' if lr == chosen else '_slow'}")
+        if mine and (best_fixed := best_fixed_of(search, lr, fixed)):
+            pairs, labels = pairs_of(best_fixed, study.TEXTCRAFT_SCHEDULES)
+            print_contrasts(mine, pairs, labels if lr == chosen else dict.fromkeys(pairs, "exploratory"))
 
 
 def print_rows(rows: Rows, images: Path, name: str) -> None:

@@ -39,6 +39,7 @@ REPORTED = (*FIRST, LONG_SLOW, *SECOND, TROUBLE)
 TEXTCRAFT_SCHEDULES = ("middle", "long", "scaling_inter", "random")  # the best of part 1, and the control
 TEXTCRAFT_SEARCHED = ("middle", "long", "scaling_inter")  # all at one lr, the best of their mean
 TEXTCRAFT_SEEDS = SEEDS[:5]
+TEXTCRAFT_SLOW_LR = LRS[0]  # exploratory, for the search chose another
 SEEDS_OF = {"babyai": SEEDS, "textcraft": TEXTCRAFT_SEEDS}
 
 # Of each method: the algorithm, and options that differ from those of the schedules' runs. All play the long horizon.

@@ -396,6 +396,32 @@ def test_textcrafts_report_has_one_primary_contrast_and_no_others_than_its_sched
     assert (tmp_path / "curve_textcraft_turns.png").stat().st_size > 10_000
 
 
+def test_textcrafts_rows_at_another_learning_rate_are_a_table_of_their_own_and_exploratory(tmp_path, capsys):
+    rates = {"middle": (0.2, 0.5), "long": (0.6, 0.1), "scaling_inter": (0.1, 0.1)}  # at 5e-5 and at 1e-4, the best
+    search = [
+        row(n, 100, [rate] * 2) | {"lr": lr}
+        for n, of in rates.items()
+        for lr, rate in zip((5e-5, 1e-4), of, strict=True)
+    ]
+    search += [row("middle", 100, [0.9, 0.9]) | {"lr": 1e-4}]
+    rows = [row(name, seed, [0.4, 0.4]) | {"lr": 1e-4} for name in ("middle", "scaling_inter") for seed in (0, 1)]
+    rows += [row(name, seed, [1.0, 0.6]) | {"lr": 5e-5} for name in ("long", "scaling_inter") for seed in (0, 1)]
+    report.write_textcraft(rows, search, tmp_path)
+    chosen, slow = capsys.readouterr().out.split("lr 5e-05, exploratory:")
+    assert "| scaling_inter | 2 | 0.400 " in chosen and "| scaling_inter - middle | turns |" in chosen
+    assert "| scaling_inter | 2 | 0.800 " in slow and "| scaling_inter - long | turns |" in slow
+    assert (chosen.count("primary"), slow.count("primary"), slow.count("exploratory")) == (1, 0, 2)
+    assert (tmp_path / "curve_textcraft_slow_turns.png").stat().st_size > 10_000
+
+
+def test_the_slow_runs_of_textcraft_follow_those_of_the_plan(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(command_line, "common_lr", lambda rows: 2e-4)
+    monkeypatch.setattr(command_line, "make_runs", lambda out, runs, file: made.append([run.lr for run in runs]))
+    command_line.run_textcraft(tmp_path, [3])
+    assert made[1:] == [[2e-4] * 4, [5e-5] * 4]
+
+
 def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys, tmp_path):
     lrs = dict.fromkeys(study.OWN_LR, 5e-5)
 
