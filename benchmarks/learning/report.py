@@ -132,8 +132,11 @@ def print_schedules(rows: Rows, budget: str) -> None:
         cells += [f"{np.mean([of_lengths(r, lengths) for r in last]):.3f}" for lengths in (range(2, 6), range(6, 11))]
         cells += [f"{np.mean([row['readings'][-1]['success'] for row in mine]):.3f}"]
         cells += [_mean_of(last, "turns_per_solved"), _mean_of(last, "tokens_per_solved"), _mean_of(last, "truncated")]
+        learnt = [
+            step for row in mine for step in row["curve"][-10:] if step["gradient_norm"] > 0.0
+        ]  # the others have 0
         for metric in ("entropy", "gradient_norm"):
-            cells += [f"{np.mean([step[metric] for row in mine for step in row['curve'][-10:]]):.3f}"]
+            cells += [f"{np.mean([step[metric] for step in learnt]):.3f}" if learnt else "-"]
         cells += [str(sum(row["collapse"] for row in mine))]
         cells += [f"{np.mean([row[key] for row in mine]):.0f}" for key in ("train_steps", "minutes")]
         print("| " + " | ".join(cells) + " |")

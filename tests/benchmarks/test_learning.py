@@ -383,6 +383,17 @@ def test_the_report_contrasts_scaling_inter_with_the_fixed_horizon_that_the_sear
     assert (tmp_path / "curve_turns.png").stat().st_size > 10_000
 
 
+def test_a_train_step_that_taught_nothing_has_no_entropy(tmp_path, capsys):
+    empty = {"entropy": 0.0, "gradient_norm": 0.0}
+    rows = [row("long", 0, [0.1, 0.1]), row("middle", 0, [0.1, 0.1])]
+    rows[0]["curve"] = [{"entropy": 0.3, "gradient_norm": 1.0}, empty, {"entropy": 0.5, "gradient_norm": 2.0}, empty]
+    rows[1]["curve"] = [empty]
+    report.print_schedules(rows, "turns")
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    at = lines[0].index("entropy")
+    assert [line[at : at + 2] for line in lines[1:]] == [["-", "-"], ["0.400", "1.500"]]
+
+
 def test_textcrafts_report_has_one_primary_contrast_and_no_others_than_its_schedules(tmp_path, capsys):
     search = [row(name, 100, [rate, rate]) for name, rate in (("middle", 0.5), ("long", 0.2), ("scaling_inter", 0.1))]
     rows = [row(name, seed, [0.5, 0.0]) for name in ("middle", "long", "random") for seed in (0, 1)]
