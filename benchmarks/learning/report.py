@@ -127,7 +127,7 @@ def print_schedules(rows: Rows, budget: str) -> None:
         mine = [row for row in rows if row["schedule"] == name]
         last = [reading_at(row, study.NUM_POINTS, budget) for row in mine]
         mean, low, high = t_interval([reading["success"] for reading in last])
-        cells = [name, str(len(mine)), f"{mean:.3f} [{low:.3f}, {high:.3f}]"]
+        cells = [name, str(len(mine)), f"{mean:.3f}" + ("" if isnan(low) else f" [{low:.3f}, {high:.3f}]")]
         cells += [str(sum(reading["success"] < start for reading in last))]
         cells += [f"{np.mean([of_lengths(r, lengths) for r in last]):.3f}" for lengths in (range(2, 6), range(6, 11))]
         cells += [f"{np.mean([row['readings'][-1]['success'] for row in mine]):.3f}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -105,11 +106,13 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean over seeds and its interval; of one seed, or of equal ones, an interval without width."""
+    """Return the mean over seeds and its interval: NaN of one seed, without width of equal ones."""
     from scipy.stats import ttest_1samp
 
     mean = float(np.mean(values))
-    if len(values) < 2 or len(set(values)) == 1:
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    if len(set(values)) == 1:
         return mean, mean, mean
     found = ttest_1samp(values, 0.0).confidence_interval(CONFIDENCE)
     return mean, float(found.low), float(found.high)

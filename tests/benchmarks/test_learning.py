@@ -59,7 +59,9 @@ def test_one_seed_has_no_t_interval():
     assert found.mean == 0.5
     assert np.isnan(found.t_interval).all()
     assert np.isnan(found.p)
-    assert t_interval([0.5]) == (0.5, 0.5, 0.5)
+    mean, low, high = t_interval([0.5])
+    assert mean == 0.5 and np.isnan([low, high]).all()
+    assert t_interval([0.5, 0.5]) == (0.5, 0.5, 0.5)
 
 
 # --- schedules and tasks ---
@@ -391,6 +393,7 @@ def test_a_train_step_that_taught_nothing_has_no_entropy(tmp_path, capsys):
     report.print_schedules(rows, "turns")
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     at = lines[0].index("entropy")
+    assert [line[1:3] for line in lines[1:]] == [["1", "0.100"]] * 2  # nor has one seed an interval
     assert [line[at : at + 2] for line in lines[1:]] == [["-", "-"], ["0.400", "1.500"]]
 
 
