@@ -65,7 +65,7 @@ def run_textcraft(out: Path, seeds: Sequence[int]) -> None:
     make_runs(out, list(study.textcraft_search_runs()), file)
     lr = common_lr(read_rows(file))
     say(f"lr: {lr}")
-    for rate in dict.fromkeys((lr, study.TEXTCRAFT_SLOW_LR)):
+    for rate in study.textcraft_lrs(lr):
         make_runs(out, [run for run in study.textcraft_runs(rate) if run.seed in seeds], out / TEXTCRAFT_ROWS)
 
 

@@ -35,15 +35,17 @@ def write_textcraft(rows: Rows, search: Rows, images: Path) -> None:
     The rows of the rate that the search chose come first; those of another were added later, and are exploratory.
     """
     print_search(search)
-    chosen = common_lr(search) if search else study.TEXTCRAFT_SLOW_LR
+    if not search:
+        return
     fixed = [name for name in study.FIXED if name in study.TEXTCRAFT_SCHEDULES]
-    for lr in dict.fromkeys((chosen, study.TEXTCRAFT_SLOW_LR)):
+    chosen, *added = study.textcraft_lrs(common_lr(search))
+    for lr in (chosen, *added):
         mine = [row for row in rows if row["lr"] == lr]
-        print(f"\nlr {lr:g}{'' if lr == chosen else ', exploratory'}:")
-        print_rows(mine, images, f"curve_textcraft{'' if lr == chosen else '_slow'}")
+        print(f"\nlr {lr:g}{', exploratory' if lr in added else ''}:")
+        print_rows(mine, images, f"curve_textcraft{'_slow' if lr in added else ''}")
         if mine and (best_fixed := best_fixed_of(search, lr, fixed)):
             pairs, labels = pairs_of(best_fixed, study.TEXTCRAFT_SCHEDULES)
-            print_contrasts(mine, pairs, labels if lr == chosen else dict.fromkeys(pairs, "exploratory"))
+            print_contrasts(mine, pairs, dict.fromkeys(pairs, "exploratory") if lr in added else labels)
 
 
 def print_rows(rows: Rows, images: Path, name: str) -> None:
@@ -127,7 +129,7 @@ def print_schedules(rows: Rows, budget: str) -> None:
         mine = [row for row in rows if row["schedule"] == name]
         last = [reading_at(row, study.NUM_POINTS, budget) for row in mine]
         mean, low, high = t_interval([reading["success"] for reading in last])
-        cells = [name, str(len(mine)), f"{mean:.3f}" + ("" if isnan(low) else f" [{low:.3f}, {high:.3f}]")]
+        cells = [name, str(len(mine)), f"{mean:.3f} [{low:.3f}, {high:.3f}]"]
         cells += [str(sum(reading["success"] < start for reading in last))]
         cells += [f"{np.mean([of_lengths(r, lengths) for r in last]):.3f}" for lengths in (range(2, 6), range(6, 11))]
         cells += [f"{np.mean([row['readings'][-1]['success'] for row in mine]):.3f}"]

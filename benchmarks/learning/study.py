@@ -143,6 +143,11 @@ def textcraft_runs(lr: float) -> Iterator[Run]:
             yield _textcraft_run(schedule, seed, lr)
 
 
+def textcraft_lrs(chosen: float) -> list[float]:
+    """Return the lr that the search chose, then that of the exploratory runs, where it is another."""
+    return list(dict.fromkeys((chosen, TEXTCRAFT_SLOW_LR)))
+
+
 def method_search_runs(methods: Collection[str]) -> Iterator[Run]:
     """Yield the search of these methods, and of GRPO, whose learning rate the presets take."""
     for seed in METHOD_SEARCH_SEEDS:

@@ -393,7 +393,7 @@ def test_a_train_step_that_taught_nothing_has_no_entropy(tmp_path, capsys):
     report.print_schedules(rows, "turns")
     lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     at = lines[0].index("entropy")
-    assert [line[1:3] for line in lines[1:]] == [["1", "0.100"]] * 2  # nor has one seed an interval
+    assert [line[1:3] for line in lines[1:]] == [["1", "0.100 [nan, nan]"]] * 2  # nor has one seed an interval
     assert [line[at : at + 2] for line in lines[1:]] == [["-", "-"], ["0.400", "1.500"]]
 
 
