@@ -3,6 +3,7 @@
 python -m benchmarks.learning.smollm2 sft FOLDER          # what GRPO begins with; plays the panels with it
 python -m benchmarks.learning.smollm2 grpo FOLDER SEED    # trains from there; plays the panels with the end
 python -m benchmarks.learning.smollm2 more FOLDER SEED    # trains on from grpo's end, at its last horizon; plays them
+python -m benchmarks.learning.smollm2 policy FOLDER NAME  # makes FOLDER/NAME of a kept adapter, for `rllib evaluate`
 python -m benchmarks.learning.smollm2 untrained FOLDER    # plays the panels with the model as it came
 python -m benchmarks.learning.smollm2 report              # the table of the kept rows, and their figure
 python -m benchmarks.learning.smollm2 panels              # writes its files in panels/ anew
@@ -45,7 +46,7 @@ NUM_HELD_OUT, NUM_TRAINED, NUM_OTHER = 200, 100, 60  # tasks of the panels
 MAX_NEW_TOKENS = 48
 MORE_SEED = 1000  # what is added to a seed for its second run, which draws other tasks
 HELD_OUT, TRAINED, OTHER = "held_out", "trained", "other"
-ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PANELS = (HELD_OUT, TRAINED, OTHER)
 CONFIDENCE = 0.975  # of a difference: a claim is read twice, after GRPO and after more of it
 KEPT = ("panel_hash", "success_rate", "success_interval", "by_env")  # of a result
@@ -215,25 +216,47 @@ def play_trained(study: Study, folder: Path, name: str, policy: Path) -> None:
 
 def merged(study: Study, name: str, folder: Path, base: Path, make_run: Callable[[], Path]) -> Path:
     """Return FOLDER/NAME: a base model with an adapter, which is trained where it is not kept yet."""
+    if not (study.adapters / name / ADAPTER_FILE).is_file():
+        keep_adapter(make_run(), study.adapters / name, base)
+    return policy(study, folder, name)
+
+
+def keep_adapter(run: Path, kept: Path, base: Path) -> None:
+    """Export a run's adapter in bfloat16, without this machine's paths."""
+    from safetensors.torch import load_file, save_file
+
+    call("rllm-gym", "export", run, kept, "--adapter", "--force")
+    (kept / "README.md").unlink()  # peft's, which has paths
+    weights = load_file(kept / ADAPTER_FILE)
+    save_file({key: weight.bfloat16() for key, weight in weights.items()}, kept / ADAPTER_FILE)
+    settings = json.loads((kept / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    settings["base_model_name_or_path"] = base.name
+    (kept / ADAPTER_CONFIG).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+def policy(study: Study, folder: Path, name: str) -> Path:
+    """Return FOLDER/NAME, made of a kept adapter and the policy that it was trained from, if it is not there yet.
+
+    Raises:
+        ValueError: there is no such adapter, or no model to add it to.
+    """
     import torch
     from peft import PeftModel
-    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
-    kept, policy = study.adapters / name, folder / name
+    kept, made = study.adapters / name, folder / name
     if not (kept / ADAPTER_FILE).is_file():
-        call("rllm-gym", "export", make_run(), kept, "--adapter", "--force")
-        (kept / "README.md").unlink()  # peft's, with this machine's paths
-        weights = load_file(kept / ADAPTER_FILE)
-        save_file({key: weight.bfloat16() for key, weight in weights.items()}, kept / ADAPTER_FILE)
-        settings = json.loads((kept / "adapter_config.json").read_text(encoding="utf-8"))
-        settings["base_model_name_or_path"] = base.name
-        (kept / "adapter_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    if not (policy / "model.safetensors").is_file():
-        shutil.copytree(base, policy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+        known = ", ".join(sorted(file.parent.name for file in study.adapters.glob(f"*/{ADAPTER_FILE}"))) or "none"
+        raise ValueError(f"{study.adapters.name}/ has no adapter {name!r}, but: {known}. `sft` and `grpo` train them.")
+    if not (made / "model.safetensors").is_file():
+        start = json.loads((kept / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = Path(BASE_MODEL) if start == Path(BASE_MODEL).name else policy(study, folder, start)
+        if not base.is_dir():
+            raise ValueError(f"{base}: no such folder. `make smollm2` makes it.")
+        shutil.copytree(base, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
         lm = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        PeftModel.from_pretrained(lm, kept).merge_and_unload().save_pretrained(policy)
-    return policy
+        PeftModel.from_pretrained(lm, kept).merge_and_unload().save_pretrained(made)
+    return made
 
 
 def train(study: Study, example: str, storage: Path, options: Mapping[str, Any]) -> Path:
@@ -359,11 +382,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--on", choices=STUDIES, default="babyai", help="where it is trained")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("sft", "grpo", "more", "untrained"):
+    for name in ("sft", "grpo", "more", "policy", "untrained"):
         command = commands.add_parser(name)
         command.add_argument("folder", type=lambda name: Path(name).absolute())
         if name in ("grpo", "more"):
             command.add_argument("seed", type=int)
+        if name == "policy":
+            command.add_argument("name", help="such as sft")
     of_report = commands.add_parser("report")
     of_report.add_argument("--rows", type=Path, help="those that are kept, by default")
     of_report.add_argument("--figure", type=Path, help="that of docs/images, by default")
@@ -380,6 +405,11 @@ def main() -> None:
         more(study, given.folder, given.seed)
     elif given.command == "sft":
         sft(study, given.folder)
+    elif given.command == "policy":
+        try:
+            print(policy(study, given.folder, given.name))
+        except ValueError as error:
+            parser.error(str(error))
     else:
         play(study, given.folder, "untrained", BASE_MODEL)
 

@@ -32,3 +32,16 @@ def test_every_row_was_judged_on_the_panels_that_are_kept(study):
     hashes = {kind: read_panel(study.panel_file(kind)).hash for kind in smollm2.PANELS}
     for row in smollm2.read_rows(study.rows):
         assert {kind: row["panels"][kind]["panel_hash"] for kind in smollm2.PANELS} == hashes
+
+
+@STUDIES
+def test_every_kept_adapter_leads_to_the_model(study):
+    kept = {file.parent.name for file in study.adapters.glob(f"*/{smollm2.ADAPTER_FILE}")}
+    for name in kept:
+        start = json.loads((study.adapters / name / smollm2.ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+        assert start in {smollm2.BASE_MODEL.split("/")[-1], *kept}
+
+
+def test_an_adapter_that_is_not_kept_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"smollm2_babyai_adapters/ has no adapter 'grpo-9', but: grpo-5, sft\."):
+        smollm2.policy(smollm2.STUDIES["babyai"], tmp_path, "grpo-9")
