@@ -149,9 +149,10 @@ def textcraft_lrs(chosen: float) -> list[float]:
 
 
 def method_search_runs(methods: Collection[str]) -> Iterator[Run]:
-    """Yield the search of these methods, and of GRPO, whose learning rate the presets take."""
+    """Yield the search of these methods; the presets take GRPO's learning rate, and so its search."""
+    searched = {name if name in OWN_LR else "grpo" for name in methods}
     for seed in METHOD_SEARCH_SEEDS:
-        for method in (name for name in OWN_LR if name in methods or name == "grpo"):
+        for method in (name for name in OWN_LR if name in searched):
             for lr in METHOD_LRS:
                 yield _for_search(Run("babyai", "long", seed, lr, method=method))
 
@@ -165,7 +166,7 @@ def method_runs(methods: Collection[str], lrs: Mapping[str, float]) -> Iterator[
     for part in (OWN_LR, PRESETS):
         for seed in METHOD_SEEDS:
             for method in (name for name in part if name in methods):
-                yield Run("babyai", "long", seed, lrs.get(method, lrs["grpo"]), method=method)
+                yield Run("babyai", "long", seed, lrs[method if method in OWN_LR else "grpo"], method=method)
 
 
 def _textcraft_run(schedule: str, seed: int, lr: float) -> Run:

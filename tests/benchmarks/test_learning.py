@@ -112,7 +112,9 @@ def test_presets_take_grpos_lr_and_their_own_loss():
     assert [(run.method, run.lr) for run in runs[:4]] == list(lrs.items())
     assert Counter(run.method for run in runs) == dict.fromkeys(study.METHODS, 5)
     assert {run.lr for run in runs if run.method in study.PRESETS} == {5e-5}
-    assert {run.method for run in study.method_search_runs(["preset_gspo"])} == {"grpo"}
+    assert {run.method for run in study.method_search_runs(["preset_gspo", "ppo"])} == {"grpo", "ppo"}
+    assert {run.method for run in study.method_search_runs(["ppo"])} == {"ppo"}
+    assert {run.lr for run in study.method_runs(["ppo"], {"ppo": 1e-4})} == {1e-4}
     gspo, dapo, ppo = (
         training.configuration(study.replace(RUN, method=name)) for name in ("preset_gspo", "preset_dapo", "ppo")
     )
