@@ -46,6 +46,10 @@ def write_textcraft(rows: Rows, search: Rows, images: Path) -> None:
         if mine and (best_fixed := best_fixed_of(search, lr, fixed)):
             pairs, labels = pairs_of(best_fixed, study.TEXTCRAFT_SCHEDULES)
             print_contrasts(mine, pairs, dict.fromkeys(pairs, "exploratory") if lr in added else labels)
+    of_rates = [{**row, "schedule": f"{row['schedule']}, {row['lr']:g}"} for row in rows]
+    for lr in added:
+        pairs = [(f"{name}, {lr:g}", f"{name}, {chosen:g}", "turns") for name in study.TEXTCRAFT_SCHEDULES]
+        print_contrasts(of_rates, pairs, dict.fromkeys(pairs, "exploratory"))
 
 
 def print_rows(rows: Rows, images: Path, name: str) -> None:

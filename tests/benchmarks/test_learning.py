@@ -426,7 +426,8 @@ def test_textcrafts_rows_at_another_learning_rate_are_a_table_of_their_own_and_e
     chosen, slow = capsys.readouterr().out.split("lr 5e-05, exploratory:")
     assert "| scaling_inter | 2 | 0.400 " in chosen and "| scaling_inter - middle | turns |" in chosen
     assert "| scaling_inter | 2 | 0.800 " in slow and "| scaling_inter - long | turns |" in slow
-    assert (chosen.count("primary"), slow.count("primary"), slow.count("exploratory")) == (1, 0, 2)
+    assert "| scaling_inter, 5e-05 - scaling_inter, 0.0001 | turns | 2 | +0.400 |" in slow
+    assert (chosen.count("primary"), slow.count("primary"), slow.count("exploratory")) == (1, 0, 3)
     assert (tmp_path / "curve_textcraft_slow_turns.png").stat().st_size > 10_000
 
 
