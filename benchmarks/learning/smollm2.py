@@ -245,17 +245,18 @@ def policy(study: Study, folder: Path, name: str) -> Path:
     from transformers import AutoModelForCausalLM
 
     kept, made = study.adapters / name, folder / name
+    if (made / "model.safetensors").is_file():
+        return made
     if not (kept / ADAPTER_FILE).is_file():
         known = ", ".join(sorted(file.parent.name for file in study.adapters.glob(f"*/{ADAPTER_FILE}"))) or "none"
         raise ValueError(f"{study.adapters.name}/ has no adapter {name!r}, but: {known}. `sft` and `grpo` train them.")
-    if not (made / "model.safetensors").is_file():
-        start = json.loads((kept / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-        base = Path(BASE_MODEL) if start == Path(BASE_MODEL).name else policy(study, folder, start)
-        if not base.is_dir():
-            raise ValueError(f"{base}: no such folder. `make smollm2` makes it.")
-        shutil.copytree(base, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
-        lm = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        PeftModel.from_pretrained(lm, kept).merge_and_unload().save_pretrained(made)
+    start = json.loads((kept / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    base = Path(BASE_MODEL) if start == Path(BASE_MODEL).name else policy(study, folder, start)
+    if not base.is_dir():
+        raise ValueError(f"{base}: no such folder. `make smollm2` makes it.")
+    shutil.copytree(base, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    lm = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    PeftModel.from_pretrained(lm, kept).merge_and_unload().save_pretrained(made)
     return made
 
 
