@@ -65,21 +65,31 @@ def print_rows(rows: Rows, images: Path, name: str) -> None:
 
 
 def write_methods(rows: Rows, search: Rows, of_schedules: Rows, search_of_schedules: Rows, images: Path) -> None:
-    """Print the methods' tables and each one's difference from GRPO, some of whose rows are among the schedules'."""
+    """Print the methods' tables and each one's difference from GRPO, some of whose rows are among the schedules'.
+
+    The presets are compared with GRPO at their own learning rate; there the other methods' differences are exploratory.
+    """
     searched = list(study.method_search_runs(study.METHODS))
     tried = rows_of(searched, [*as_method_rows(search_of_schedules), *search])
     if len(tried) < len(searched):
         print(f"\nMethods: {len(tried)} of {len(searched)} runs of their search have ended.")
         return
     lrs = chosen_lrs(tried, study.OWN_LR, key="method")
-    known = rows_of(list(study.method_runs(study.METHODS, lrs)), [*as_method_rows(of_schedules), *rows])
-    ended = [{**row, "schedule": row["method"]} for row in known]  # tables and curves name their rows by it
+    known = [*as_method_rows(of_schedules), *rows]
+    # Tables and curves name their rows by the schedule.
+    ended = [{**row, "schedule": row["method"]} for row in rows_of(list(study.method_runs(study.METHODS, lrs)), known)]
+    of_presets = "grpo" if lrs["grpo"] == study.PRESET_LR else study.GRPO_SLOW
+    if of_presets not in lrs:
+        ended += [{**row, "schedule": of_presets} for row in rows_of(list(study.grpo_runs_of_presets()), known)]
     print_search([{**row, "schedule": row["method"]} for row in tried])
     if ended:
         check_comparable(ended)
         print_schedules(ended, "turns")
         draw(ended, "turns", images / "curve_methods.png")
-        print_contrasts(ended, [(name, "grpo", "turns") for name in study.METHODS if name != "grpo"], {})
+        pairs = [(name, "grpo", "turns") for name in study.OWN_LR if name != "grpo"]
+        pairs += [(name, of_presets, "turns") for name in study.PRESETS]
+        added = [(name, of_presets, "turns") for name in study.OWN_LR if of_presets not in lrs]
+        print_contrasts(ended, [*pairs, *added], dict.fromkeys(added, "exploratory"))
 
 
 def check_comparable(rows: Rows) -> None:
@@ -215,7 +225,11 @@ def between(rows: Rows, a: str, b: str, budget: str) -> Contrast | None:
 
 
 def names_of(rows: Rows) -> list[str]:
-    return [name for name in (*study.REPORTED, *study.METHODS) if any(row["schedule"] == name for row in rows)]
+    return [
+        name
+        for name in (*study.REPORTED, *study.OWN_LR, study.GRPO_SLOW, *study.PRESETS)
+        if any(row["schedule"] == name for row in rows)
+    ]
 
 
 def draw(rows: Rows, budget: str, file: Path) -> None:

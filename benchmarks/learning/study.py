@@ -50,6 +50,8 @@ OWN_LR: dict[str, tuple[str, dict[str, Any]]] = {  # searched
     "reinforce_pp": ("ReinforcePP", {}),
 }
 PRESETS = {f"preset_{name}": ("GRPO", {"preset": name}) for name in ("grpo", "dr_grpo", "dapo", "gspo", "gigpo")}
+PRESET_LR = 5e-5
+GRPO_SLOW = "grpo_slow"  # GRPO at the presets' lr; it has rows of its own where the search chose another
 METHODS = OWN_LR | PRESETS
 METHOD_SEEDS = SEEDS[:5]
 METHOD_SEARCH_SEEDS = (100, 101)
@@ -149,10 +151,9 @@ def textcraft_lrs(chosen: float) -> list[float]:
 
 
 def method_search_runs(methods: Collection[str]) -> Iterator[Run]:
-    """Yield the search of these methods; the presets take GRPO's learning rate, and so its search."""
-    searched = {name if name in OWN_LR else "grpo" for name in methods}
+    """Yield the search of those of these methods that have an lr of their own."""
     for seed in METHOD_SEARCH_SEEDS:
-        for method in (name for name in OWN_LR if name in searched):
+        for method in (name for name in OWN_LR if name in methods):
             for lr in METHOD_LRS:
                 yield _for_search(Run("babyai", "long", seed, lr, method=method))
 
@@ -161,12 +162,18 @@ def method_runs(methods: Collection[str], lrs: Mapping[str, float]) -> Iterator[
     """Yield the reported runs of these methods, seed by seed: those with an lr of their own, then the presets.
 
     Args:
-        lrs: of each method that was searched; the presets take that of GRPO.
+        lrs: of each method that was searched.
     """
     for part in (OWN_LR, PRESETS):
         for seed in METHOD_SEEDS:
             for method in (name for name in part if name in methods):
-                yield Run("babyai", "long", seed, lrs[method if method in OWN_LR else "grpo"], method=method)
+                yield Run("babyai", "long", seed, lrs[method] if method in OWN_LR else PRESET_LR, method=method)
+
+
+def grpo_runs_of_presets() -> Iterator[Run]:
+    """Yield the runs that the presets are compared with."""
+    for seed in METHOD_SEEDS:
+        yield Run("babyai", "long", seed, PRESET_LR)
 
 
 def _textcraft_run(schedule: str, seed: int, lr: float) -> Run:

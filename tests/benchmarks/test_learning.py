@@ -106,14 +106,14 @@ def test_a_reported_run_is_none_of_the_search():
     assert [run.lr for run in reported if run.schedule == study.TROUBLE] == pytest.approx([3e-4] * 5)
 
 
-def test_presets_take_grpos_lr_and_their_own_loss():
-    lrs = {"grpo": 5e-5, "ppo": 1e-4, "rloo": 5e-5, "reinforce_pp": 2.5e-5}
+def test_presets_have_one_lr_and_their_own_loss():
+    lrs = {"grpo": 1e-4, "ppo": 1e-4, "rloo": 5e-5, "reinforce_pp": 2.5e-5}
     runs = list(study.method_runs(study.METHODS, lrs))
     assert [(run.method, run.lr) for run in runs[:4]] == list(lrs.items())
     assert Counter(run.method for run in runs) == dict.fromkeys(study.METHODS, 5)
     assert {run.lr for run in runs if run.method in study.PRESETS} == {5e-5}
-    assert {run.method for run in study.method_search_runs(["preset_gspo", "ppo"])} == {"grpo", "ppo"}
-    assert {run.method for run in study.method_search_runs(["ppo"])} == {"ppo"}
+    assert {run.lr for run in study.grpo_runs_of_presets()} == {5e-5}
+    assert {run.method for run in study.method_search_runs(["preset_gspo", "ppo"])} == {"ppo"}
     assert {run.lr for run in study.method_runs(["ppo"], {"ppo": 1e-4})} == {1e-4}
     gspo, dapo, ppo = (
         training.configuration(study.replace(RUN, method=name)) for name in ("preset_gspo", "preset_dapo", "ppo")
@@ -460,6 +460,26 @@ def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys,
     assert "| grpo | 2 | 0.300 " in printed
     report.write_methods(of_ppo, search[2:], of_grpo, search[:1], tmp_path)
     assert "Methods: 23 of 24 runs of their search have ended." in capsys.readouterr().out
+
+
+def test_presets_are_compared_with_grpo_at_their_own_lr(capsys, tmp_path):
+    lrs = {"grpo": 1e-4, "ppo": 1e-4, "rloo": 5e-5, "reinforce_pp": 5e-5}
+    wanted = {"grpo": 0.1, "ppo": 0.4, "preset_dapo": 0.5}
+
+    def row_of(run, success):
+        return row("long", run.seed, [success, success]) | run.content
+
+    search = [row_of(run, float(run.lr == lrs[run.method])) for run in study.method_search_runs(study.METHODS)]
+    runs = [run for run in study.method_runs(study.METHODS, lrs) if run.seed < 2 and run.method in wanted]
+    slow = [row_of(run, 0.3) for run in study.grpo_runs_of_presets() if run.seed < 2]
+    report.write_methods([row_of(run, wanted[run.method]) for run in runs], search, slow, [], tmp_path)
+    contrasts = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " - grpo" in line]
+    assert [(of[0], of[3], of[7]) for of in contrasts] == [
+        ("| ppo - grpo", "+0.300", "-"),  # no seeds differ, so that there is no p to correct
+        ("| preset_dapo - grpo_slow", "+0.200", "-"),
+        ("| grpo - grpo_slow", "-0.200", "exploratory"),
+        ("| ppo - grpo_slow", "+0.100", "exploratory"),
+    ]
 
 
 def test_rows_that_were_judged_on_another_panel_are_refused():
