@@ -78,17 +78,15 @@ def write_methods(rows: Rows, search: Rows, of_schedules: Rows, search_of_schedu
     known = [*as_method_rows(of_schedules), *rows]
     # Tables and curves name their rows by the schedule.
     ended = [{**row, "schedule": row["method"]} for row in rows_of(list(study.method_runs(study.METHODS, lrs)), known)]
-    of_presets = "grpo" if lrs["grpo"] == study.PRESET_LR else study.GRPO_SLOW
-    if of_presets not in lrs:
-        ended += [{**row, "schedule": of_presets} for row in rows_of(list(study.grpo_runs_of_presets()), known)]
+    ended += [{**row, "schedule": study.GRPO_SLOW} for row in rows_of(list(study.grpo_runs_of_presets()), known)]
     print_search([{**row, "schedule": row["method"]} for row in tried])
     if ended:
         check_comparable(ended)
         print_schedules(ended, "turns")
         draw(ended, "turns", images / "curve_methods.png")
         pairs = [(name, "grpo", "turns") for name in study.OWN_LR if name != "grpo"]
-        pairs += [(name, of_presets, "turns") for name in study.PRESETS]
-        added = [(name, of_presets, "turns") for name in study.OWN_LR if of_presets not in lrs]
+        pairs += [(name, study.GRPO_SLOW, "turns") for name in study.PRESETS]
+        added = [(name, study.GRPO_SLOW, "turns") for name in study.OWN_LR]
         print_contrasts(ended, [*pairs, *added], dict.fromkeys(added, "exploratory"))
 
 

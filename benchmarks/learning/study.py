@@ -51,7 +51,7 @@ OWN_LR: dict[str, tuple[str, dict[str, Any]]] = {  # searched
 }
 PRESETS = {f"preset_{name}": ("GRPO", {"preset": name}) for name in ("grpo", "dr_grpo", "dapo", "gspo", "gigpo")}
 PRESET_LR = 5e-5
-GRPO_SLOW = "grpo_slow"  # GRPO at the presets' lr; it has rows of its own where the search chose another
+GRPO_SLOW = "grpo_slow"  # GRPO at the presets' lr; the search chose it another
 METHODS = OWN_LR | PRESETS
 METHOD_SEEDS = SEEDS[:5]
 METHOD_SEARCH_SEEDS = (100, 101)

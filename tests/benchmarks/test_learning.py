@@ -439,11 +439,12 @@ def test_the_slow_runs_of_textcraft_follow_those_of_the_plan(tmp_path, monkeypat
     assert made[1:] == [[2e-4] * 4, [5e-5] * 4]
 
 
+def row_of(run, solved):
+    return row("long", run.seed, solved) | run.content
+
+
 def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys, tmp_path):
     lrs = dict.fromkeys(study.OWN_LR, 5e-5)
-
-    def row_of(run, solved):
-        return row("long", run.seed, solved) | run.content
 
     search = [row_of(run, [0.5, float(run.lr == 5e-5)]) for run in study.method_search_runs(study.METHODS)]
     del search[0]["method"]  # GRPO's first are among the schedules' rows, which name no method
@@ -466,13 +467,10 @@ def test_presets_are_compared_with_grpo_at_their_own_lr(capsys, tmp_path):
     lrs = {"grpo": 1e-4, "ppo": 1e-4, "rloo": 5e-5, "reinforce_pp": 5e-5}
     wanted = {"grpo": 0.1, "ppo": 0.4, "preset_dapo": 0.5}
 
-    def row_of(run, success):
-        return row("long", run.seed, [success, success]) | run.content
-
-    search = [row_of(run, float(run.lr == lrs[run.method])) for run in study.method_search_runs(study.METHODS)]
+    search = [row_of(run, [float(run.lr == lrs[run.method])] * 2) for run in study.method_search_runs(study.METHODS)]
     runs = [run for run in study.method_runs(study.METHODS, lrs) if run.seed < 2 and run.method in wanted]
-    slow = [row_of(run, 0.3) for run in study.grpo_runs_of_presets() if run.seed < 2]
-    report.write_methods([row_of(run, wanted[run.method]) for run in runs], search, slow, [], tmp_path)
+    slow = [row_of(run, [0.3, 0.3]) for run in study.grpo_runs_of_presets() if run.seed < 2]
+    report.write_methods([row_of(run, [wanted[run.method]] * 2) for run in runs], search, slow, [], tmp_path)
     contrasts = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if " - grpo" in line]
     assert [(of[0], of[3], of[7]) for of in contrasts] == [
         ("| ppo - grpo", "+0.300", "-"),  # no seeds differ, so that there is no p to correct
