@@ -189,14 +189,16 @@ def pairs_of(
 
 
 def print_contrasts(rows: Rows, pairs: Sequence[Pair], labels: Mapping[Pair, str]) -> None:
-    """Print the differences of pairs; those without a label are one family under Holm's correction.
+    """Print the differences of pairs; those without a label are one family under Holm's correction, from the first on.
 
     Args:
         pairs: minuend, subtrahend, and the budget that both have spent.
     """
     found = {pair: between(rows, *pair) for pair in pairs}
     known = {pair: of for pair, of in found.items() if of is not None}
-    adjusted = holm({" ".join(pair): of.p for pair, of in known.items() if pair not in labels and not isnan(of.p)})
+    planned = [pair for pair in pairs if pair not in labels]
+    p_values = {" ".join(pair): known[pair].p for pair in planned if pair in known and not isnan(known[pair].p)}
+    adjusted = holm(p_values, len(planned))
     print("\n| contrast | equal | seeds | difference | t interval | crossed bootstrap | p | Holm | found with 80 % |")
     print("|---" * 9 + "|")
     for key, of in known.items():

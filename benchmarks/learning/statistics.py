@@ -91,16 +91,19 @@ def detectable_difference(spread: float, num_seeds: int) -> float:
     return spread * float(brentq(missing_power, 1e-3, 50.0))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[str, float], num_tests: int) -> dict[str, float]:
     """Return Holm's adjusted p-values: the k-th smallest of m times m - k + 1, and never below the one before.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6(2).
+
+    Args:
+        num_tests: m; those without a p-value yet count as the largest, so that they can only lower the others later.
     """
     adjusted: dict[str, float] = {}
     largest = 0.0
     ordered: Sequence[str] = sorted(p_values, key=lambda name: p_values[name])
     for k, name in enumerate(ordered):
-        largest = max(largest, min(1.0, (len(ordered) - k) * p_values[name]))
+        largest = max(largest, min(1.0, (num_tests - k) * p_values[name]))
         adjusted[name] = largest
     return adjusted
 

@@ -44,8 +44,14 @@ def test_few_tasks_widen_the_crossed_interval_however_many_seeds_there_are():
 
 def test_holm_multiplies_the_smallest_most_and_keeps_the_order():
     # 3 x 0.01; 2 x 0.03; 1 x 0.04, but no less than the one before.
-    assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
-    assert holm({"a": 0.9, "b": 0.8}) == pytest.approx({"a": 1.0, "b": 1.0})
+    assert holm({"a": 0.04, "b": 0.01, "c": 0.03}, 3) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
+    assert holm({"a": 0.9, "b": 0.8}, 2) == pytest.approx({"a": 1.0, "b": 1.0})
+
+
+def test_holm_counts_the_tests_that_are_still_to_come():
+    early, whole = holm({"a": 0.04, "b": 0.01}, 4), holm({"a": 0.04, "b": 0.01, "c": 0.02, "d": 0.9}, 4)
+    assert early == pytest.approx({"b": 0.04, "a": 0.12})
+    assert all(whole[name] <= early[name] for name in early)
 
 
 def test_ten_seeds_find_a_difference_of_one_deviation_with_80_percent():
@@ -458,6 +464,7 @@ def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys,
     printed = capsys.readouterr().out
     # By seed (0.4 + 0.3) / 2 and (0.4 + 0.1) / 2.
     assert "| ppo - grpo | turns | 2 | +0.300 | [-0.335, +0.935] |" in printed
+    assert "| 0.105 | 0.841 |" in printed  # eight times as much: the other methods and the presets are planned, too
     assert "| grpo | 2 | 0.300 " in printed
     report.write_methods(of_ppo, search[2:], of_grpo, search[:1], tmp_path)
     assert "Methods: 23 of 24 runs of their search have ended." in capsys.readouterr().out
