@@ -83,7 +83,8 @@ def write_methods(rows: Rows, search: Rows, of_schedules: Rows, search_of_schedu
     if ended:
         check_comparable(ended)
         print_schedules(ended, "turns")
-        draw(ended, "turns", images / "curve_methods.png")
+        for name, others in (("methods", study.PRESETS), ("presets", study.OWN_LR)):
+            draw([row for row in ended if row["schedule"] not in others], "turns", images / f"curve_{name}.png")
         pairs = [(name, "grpo", "turns") for name in study.OWN_LR if name != "grpo"]
         pairs += [(name, study.GRPO_SLOW, "turns") for name in study.PRESETS]
         added = [(name, study.GRPO_SLOW, "turns") for name in study.OWN_LR]

@@ -470,7 +470,9 @@ def test_methods_are_compared_with_grpo_whose_rows_are_the_schedules_too(capsys,
     assert "Methods: 23 of 24 runs of their search have ended." in capsys.readouterr().out
 
 
-def test_presets_are_compared_with_grpo_at_their_own_lr(capsys, tmp_path):
+def test_presets_are_compared_with_grpo_at_their_own_lr(capsys, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(report, "draw", lambda rows, budget, file: drawn.update({file.name: report.names_of(rows)}))
     lrs = {"grpo": 1e-4, "ppo": 1e-4, "rloo": 5e-5, "reinforce_pp": 5e-5}
     wanted = {"grpo": 0.1, "ppo": 0.4, "preset_dapo": 0.5}
 
@@ -485,6 +487,10 @@ def test_presets_are_compared_with_grpo_at_their_own_lr(capsys, tmp_path):
         ("| grpo - grpo_slow", "-0.200", "exploratory"),
         ("| ppo - grpo_slow", "+0.100", "exploratory"),
     ]
+    assert drawn == {
+        "curve_methods.png": ["grpo", "ppo", "grpo_slow"],
+        "curve_presets.png": ["grpo_slow", "preset_dapo"],
+    }
 
 
 def test_rows_that_were_judged_on_another_panel_are_refused():
