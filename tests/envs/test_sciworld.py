@@ -180,6 +180,7 @@ def test_numbered_choices_are_answered_with_a_number(env):
     assert info["is_invalid_action"] is False
 
 
+@pytest.mark.slow
 def test_a_reload_equals_a_first_load(env):
     jvm._jvm.kill()
     first = [play(env, item) for item in ITEMS[:4]]
