@@ -329,7 +329,7 @@ def report(file: Path, figure: Path, other_env: str) -> None:
         cells = ["{:.3f} [{:.3f}, {:.3f}]".format(of["success_rate"], *of["success_interval"]) for of in found]
         print(f"| {name} | {' | '.join(cells)} |")
     for name, row in rows.items():
-        for other in {"untrained", row.get("start", "untrained")} & rows.keys() - {name}:
+        for other in sorted({"untrained", row.get("start", "untrained"), first_part(name)} & rows.keys() - {name}):
             for kind in PANELS:
                 pair = [rows[other]["panels"][kind], row["panels"][kind]]
                 [found] = compare(pair, confidence=CONFIDENCE)
@@ -340,6 +340,11 @@ def report(file: Path, figure: Path, other_env: str) -> None:
             seconds = [sum(step[part] for step in curve) for part in ("sampling_s", "learning_s", "time_this_iter_s")]
             print(f"{name}: {len(curve)} train steps, {tokens:,} sampled tokens; sampling {seconds[0]:.0f} s, learning "
                   f"{seconds[1]:.0f} s, together {seconds[2]:.0f} s")  # fmt: skip
+
+
+def first_part(name: str) -> str:
+    """Return the policy that `more` trained on to get this one; any other policy's own name."""
+    return name.replace("more-", "grpo-")
 
 
 def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
@@ -353,14 +358,15 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
     curves = {name: row["curve"] for name, row in rows.items() if row.get("curve")}
     stages: dict[int, set[int]] = {}  # by the train steps before: the horizons that runs go on at
     for number, (name, curve) in enumerate(curves.items()):
+        before = curves.get(first_part(name), []) if first_part(name) != name else []
         success = [step["success_rate"] for step in curve]
-        steps = np.arange(1, len(curve) + 1)
-        means = [np.mean(success[max(0, k - WINDOW) : k]) for k in steps]
+        steps = len(before) + 1 + np.arange(len(curve))
+        means = [np.mean(success[max(0, k - WINDOW) : k]) for k in range(1, len(curve) + 1)]
         left.plot(steps, success, ".", color=f"C{number}", alpha=0.3)
         left.plot(steps, means, color=f"C{number}", label=f"{name}, mean of {WINDOW} train steps")
         horizons = [step["horizon"] for step in curve]
         for k in (k for k in range(len(curve)) if k == 0 or horizons[k] != horizons[k - 1]):
-            stages.setdefault(k, set()).add(horizons[k])
+            stages.setdefault(len(before) + k, set()).add(horizons[k])
     for k, begun in stages.items():
         left.axvline(k + 0.5, color="grey", linestyle=":")
         left.text(k + 0.8, 0.97, f"horizon {' or '.join(map(str, sorted(begun)))}", fontsize="small", va="top")

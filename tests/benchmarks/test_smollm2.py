@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import gymnasium
+import matplotlib.pyplot as plt
 import pytest
 
 from benchmarks.learning import smollm2
@@ -45,3 +46,16 @@ def test_every_kept_adapter_leads_to_the_model(study):
 def test_an_adapter_that_is_not_kept_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"smollm2_babyai_adapters/ has no adapter 'grpo-9', but: grpo-5, sft\."):
         smollm2.policy(smollm2.STUDIES["babyai"], tmp_path, "grpo-9")
+
+
+def test_a_run_that_goes_on_is_compared_with_its_first_part_and_drawn_after_it(tmp_path, capsys, monkeypatch):
+    rows = {row["policy"]: row for row in smollm2.read_rows(smollm2.STUDIES["babyai"].rows)}
+    more = rows["grpo-4"] | {"policy": "more-5"}  # the two played the same panels
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [rows["sft"], rows["grpo-5"], more]))
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    smollm2.report(tmp_path / "rows.jsonl", tmp_path / "figure.png", "TextCraft")
+    assert "held_out: more-5 less sft: +0.170 " in (out := capsys.readouterr().out)
+    assert "held_out: more-5 less grpo-5: -0.010 " in out
+    curves = [line.get_xdata() for line in plt.gcf().axes[0].lines if line.get_label().startswith(("grpo", "more"))]
+    assert [(min(steps), max(steps)) for steps in curves] == [(1, 40), (41, 80)]
+    assert [text.get_text() for text in plt.gcf().axes[0].texts] == ["horizon 3", "horizon 4", "horizon 3", "horizon 4"]
