@@ -372,7 +372,7 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
         left.text(k + 0.8, 0.97, f"horizon {' or '.join(map(str, sorted(begun)))}", fontsize="small", va="top")
     left.set(xlabel="train step", ylabel="success in training", ylim=(0, 1))
     if curves:
-        left.legend(fontsize="small", loc="upper right")
+        left.legend(fontsize="small", loc="lower right")
     for number, row in enumerate(rows.values()):
         held_out = row["panels"][HELD_OUT]
         rate, (low, high) = held_out["success_rate"], held_out["success_interval"]
