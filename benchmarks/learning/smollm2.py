@@ -343,8 +343,8 @@ def report(file: Path, figure: Path, other_env: str) -> None:
 
 
 def first_part(name: str) -> str:
-    """Return the policy that `more` trained on to get this one; any other policy's own name."""
-    return name.replace("more-", "grpo-")
+    """Return the policy that `more` trained on to get this one; "" for a policy of another kind."""
+    return name.replace("more-", "grpo-") if name.startswith("more-") else ""
 
 
 def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
@@ -358,7 +358,7 @@ def draw(rows: Mapping[str, dict[str, Any]], file: Path) -> None:
     curves = {name: row["curve"] for name, row in rows.items() if row.get("curve")}
     stages: dict[int, set[int]] = {}  # by the train steps before: the horizons that runs go on at
     for number, (name, curve) in enumerate(curves.items()):
-        before = curves.get(first_part(name), []) if first_part(name) != name else []
+        before = curves.get(first_part(name), [])
         success = [step["success_rate"] for step in curve]
         steps = len(before) + 1 + np.arange(len(curve))
         means = [np.mean(success[max(0, k - WINDOW) : k]) for k in range(1, len(curve) + 1)]

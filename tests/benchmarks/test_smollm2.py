@@ -52,10 +52,11 @@ def test_a_run_that_goes_on_is_compared_with_its_first_part_and_drawn_after_it(t
     rows = {row["policy"]: row for row in smollm2.read_rows(smollm2.STUDIES["babyai"].rows)}
     more = rows["grpo-4"] | {"policy": "more-5"}  # the two played the same panels
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [rows["sft"], rows["grpo-5"], more]))
-    monkeypatch.setattr(plt, "close", lambda figure: None)
+    monkeypatch.setattr(plt, "close", (figures := []).append)
     smollm2.report(tmp_path / "rows.jsonl", tmp_path / "figure.png", "TextCraft")
     assert "held_out: more-5 less sft: +0.170 " in (out := capsys.readouterr().out)
     assert "held_out: more-5 less grpo-5: -0.010 " in out
-    curves = [line.get_xdata() for line in plt.gcf().axes[0].lines if line.get_label().startswith(("grpo", "more"))]
+    [training, _] = figures[0].axes
+    curves = [line.get_xdata() for line in training.lines if line.get_label().startswith(("grpo", "more"))]
     assert [(min(steps), max(steps)) for steps in curves] == [(1, 40), (41, 80)]
-    assert [text.get_text() for text in plt.gcf().axes[0].texts] == ["horizon 3", "horizon 4", "horizon 3", "horizon 4"]
+    assert [text.get_text() for text in training.texts] == ["horizon 3", "horizon 4", "horizon 3", "horizon 4"]
